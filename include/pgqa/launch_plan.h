@@ -1,0 +1,53 @@
+// The launch plan: everything of a call that depends on shape and device alone, never on lengths.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "pgqa/partition.h"
+#include "pgqa/types.h"
+
+namespace pgqa {
+
+// What the GPU plan needs of a device. Plain numbers, so that plans are made and tested without one.
+struct DeviceProperties {
+  int32_t num_sms = 0;
+  int32_t shared_memory_per_block_optin = 0;  // bytes
+};
+
+// One compiled kernel. padded_head_dim is 64, 128 or 256; row_mode below.
+//   kSplit  groups up to 8: query heads in rows 0-7 of the tensor-core tile, low parts in rows 8-15
+//   kWide   larger groups: 16 rows a tile, one or two tiles a warp
+enum class RowMode : int32_t { kSplit, kWide };
+
+struct KernelConfig {
+  int32_t padded_head_dim = 0;
+  RowMode row_mode = RowMode::kSplit;
+  bool rope = false;
+  DType dtype = DType::kBFloat16;
+  int32_t num_warps = 0;
+  int32_t num_stages = 0;      // of each warp's ring
+  int32_t rows_per_block = 0;  // query heads that a warp computes together
+  int32_t shared_memory_bytes = 0;
+};
+
+struct LaunchPlan {
+  AttentionShape shape;
+  KernelConfig kernel;  // GPU plans only
+  PartitionConfig partition;
+  int32_t row_blocks = 1;    // blocks of query heads that a group is cut into; each reads K and V
+  int32_t partial_rows = 0;  // query heads of one (slot, head): min(group, rows a block)
+  int32_t num_slots = 0;     // 2 * workers
+  int64_t workspace_bytes = 0;  // partials; a pure function of this plan
+  int32_t num_counters = 0;     // merge counters, owned by the library: workers * heads a worker
+};
+
+// Plan of a GPU call. Errors (InvalidArgument) name the argument, what it got and what was expected.
+absl::StatusOr<LaunchPlan> MakeGpuLaunchPlan(const AttentionShape& shape,
+                                             const DeviceProperties& device);
+
+// Plan of a CPU call on `num_threads` threads. Any head_dim; float16, bfloat16 and float32.
+absl::StatusOr<LaunchPlan> MakeCpuLaunchPlan(const AttentionShape& shape, int32_t num_threads);
+
+}  // namespace pgqa

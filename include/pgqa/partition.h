@@ -1,0 +1,264 @@
+// The work partition: pure functions from live token counts to the pieces of every worker.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A tile is heads_per_worker heads by tile_tokens tokens of one request, the work of a worker in one
+// step. A head group is heads_per_worker neighbouring heads. The tiles of all requests, in request order,
+// repeated for groups_per_axis head groups, form an axis; each axis is cut into equal contiguous shares,
+// one a worker. A position on the axis is called a unit. A piece is a worker's run of tiles of one
+// (request, head group); a request that spans several workers leaves one partial a piece, in a slot.
+#pragma once
+
+#include <cstdint>
+
+#include "pgqa/host_device.h"
+#include "pgqa/page_table.h"
+
+namespace pgqa {
+
+// What the partition needs to know of a launch plan. No lengths.
+struct PartitionConfig {
+  int32_t num_workers = 1;           // CTAs of the grid, or threads
+  int32_t warps_per_worker = 1;      // a power of two; warps split heads first, then tokens
+  int32_t stage_tokens = 16;         // tokens that one warp takes in one step; a power of two
+  int32_t num_heads = 1;             // KV heads times row blocks
+  int32_t max_heads_per_worker = 1;  // a power of two, divides num_heads, <= warps_per_worker
+  int32_t min_tiles_per_worker = 1;  // fewer tiles than this a worker leave workers idle
+  int32_t double_heads_from = 1;     // live tokens * heads a worker from which two heads are taken
+};
+
+PGQA_HOST_DEVICE int32_t FloorDiv(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+}
+
+// floor(a / b) for a >= 0, b > 0. 32-bit division where it holds both; else bit by bit on the device, where
+// a 64-bit division would be a call, long and hardly ever needed.
+PGQA_HOST_DEVICE int64_t FloorDiv(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+#ifdef __CUDA_ARCH__
+  int64_t quotient = 0;
+  uint64_t rest = 0;
+#pragma unroll 1
+  for (int32_t bit = 62; bit >= 0; --bit) {
+    rest = rest * 2 + (a >> bit & 1);
+    if (rest < static_cast<uint64_t>(b)) continue;
+    rest -= b;
+    quotient |= int64_t{1} << bit;
+  }
+  return quotient;
+#else
+  return a / b;
+#endif
+}
+
+// log2 of a power of two.
+PGQA_HOST_DEVICE int32_t Log2(int32_t power) {
+#ifdef __CUDA_ARCH__
+  return 31 - __clz(power);
+#else
+  return 31 - __builtin_clz(static_cast<uint32_t>(power));
+#endif
+}
+
+// Heads a worker for a batch of `live_tokens` tokens: doubled each time the work of a worker doubles past
+// double_heads_from. Few tokens want more workers, many want longer contiguous reads.
+PGQA_HOST_DEVICE int32_t HeadsPerWorker(const PartitionConfig& config, int64_t live_tokens) {
+  const int64_t threshold = static_cast<int64_t>(config.double_heads_from) * config.num_workers;
+  const int64_t work = live_tokens * config.num_heads;
+  int32_t heads = 1;
+  while (heads < config.max_heads_per_worker && work >= threshold * heads) heads *= 2;
+  return heads;
+}
+
+PGQA_HOST_DEVICE int32_t TileTokens(const PartitionConfig& config, int32_t heads_per_worker) {
+  return config.stage_tokens * (config.warps_per_worker >> Log2(heads_per_worker));
+}
+
+// Tiles of one request in one head group; 0 for an empty request. tile_tokens is a power of two.
+template <class Index>
+PGQA_HOST_DEVICE Index NumTiles(Index live_tokens, int32_t tile_tokens) {
+  return (live_tokens + tile_tokens - 1) >> Log2(tile_tokens);
+}
+
+// Half-open run of units of one worker.
+template <class Index>
+struct BasicShare {
+  Index begin = 0;
+  Index end = 0;
+};
+
+// How one batch is cut. Trivially copyable; the same on host and device.
+template <class Index>
+struct BasicPartition {
+  int32_t heads_per_worker = 1;
+  int32_t tile_tokens = 16;
+  int32_t groups_per_axis = 1;
+  int32_t workers_per_axis = 1;
+  int32_t active_workers = 1;  // of each axis; the others own nothing
+  Index tiles = 0;             // of the batch in one head group
+  Index share = 0;             // units of a worker; the first `extra` active ones own one more
+  Index extra = 0;
+
+  PGQA_HOST_DEVICE Index UnitsPerAxis() const { return tiles * groups_per_axis; }
+
+  // Share of a worker, counted within its axis.
+  PGQA_HOST_DEVICE BasicShare<Index> ShareOf(int32_t worker_in_axis) const {
+    if (worker_in_axis >= active_workers) return {UnitsPerAxis(), UnitsPerAxis()};
+    const Index w = worker_in_axis;
+    const Index begin = w * share + (w < extra ? w : extra);
+    return {begin, begin + share + (w < extra ? 1 : 0)};
+  }
+
+  // Head group, counted within its axis, in which a share begins; 0 for an empty share.
+  PGQA_HOST_DEVICE int32_t GroupOf(const BasicShare<Index>& s) const {
+    if (groups_per_axis == 1 || s.begin >= s.end) return 0;
+    return static_cast<int32_t>(FloorDiv(s.begin, tiles));
+  }
+
+  // The worker, counted within its axis, that owns `unit`.
+  PGQA_HOST_DEVICE int32_t WorkerOf(Index unit) const {
+    const Index long_units = extra * (share + 1);
+    const bool in_long = unit < long_units;
+    const Index quotient =
+        FloorDiv(in_long ? unit : unit - long_units, in_long ? share + 1 : share);
+    return static_cast<int32_t>(in_long ? quotient : extra + quotient);
+  }
+};
+
+// Cuts `tiles` tiles (of every head group) for `heads_per_worker`. One axis a head group where that keeps
+// nine tenths of the workers busy, so that workers of different head groups read the same tokens at the
+// same time; else one axis for all.
+template <class Index>
+PGQA_HOST_DEVICE BasicPartition<Index> MakePartition(const PartitionConfig& config,
+                                                     int32_t heads_per_worker, Index tiles) {
+  BasicPartition<Index> p;
+  p.heads_per_worker = heads_per_worker;
+  p.tile_tokens = TileTokens(config, heads_per_worker);
+  p.tiles = tiles;
+  const int32_t groups = config.num_heads >> Log2(heads_per_worker);
+  const int32_t workers_per_group = FloorDiv(config.num_workers, groups);
+  const bool axis_per_group = workers_per_group * groups * 10 >= config.num_workers * 9;
+  p.groups_per_axis = axis_per_group ? 1 : groups;
+  p.workers_per_axis = axis_per_group ? workers_per_group : config.num_workers;
+  const Index units = p.UnitsPerAxis();
+  p.active_workers = p.workers_per_axis;
+  if (units < static_cast<Index>(p.workers_per_axis) * config.min_tiles_per_worker) {
+    const Index wanted = FloorDiv(units, static_cast<Index>(config.min_tiles_per_worker));
+    p.active_workers = wanted < 1 ? 1 : static_cast<int32_t>(wanted);
+  }
+  p.share = FloorDiv(units, static_cast<Index>(p.active_workers));
+  p.extra = units - p.share * p.active_workers;
+  return p;
+}
+
+// Axes of the grid; workers past the last one own nothing.
+template <class Index>
+PGQA_HOST_DEVICE int32_t NumAxes(const PartitionConfig& config, const BasicPartition<Index>& p) {
+  return p.groups_per_axis == 1 ? config.num_heads >> Log2(p.heads_per_worker) : 1;
+}
+
+// A worker's run of tiles of one (request, head group).
+template <class Index>
+struct BasicPiece {
+  int32_t request = 0;
+  int32_t head_group = 0;
+  Index first_tile = 0;         // within the request
+  Index num_tiles = 0;          // of this piece
+  Index request_tiles = 0;      // of the whole request
+  Index request_unit = 0;       // unit of the request's tile 0 on the axis
+  BasicTokenRange<Index> live;  // live tokens of the whole request
+
+  // The worker holds the whole request and writes its output directly.
+  PGQA_HOST_DEVICE bool IsWhole() const { return num_tiles == request_tiles; }
+};
+
+// Where the partials of a piece's request lie. The slot of the piece of worker w is first_worker + w, so
+// the slots of a request are contiguous in worker order and below 2 * num_workers. They are unique: of two
+// cut requests the earlier one, on workers f < l, ends no later than the later one starts, on worker g >= l,
+// and f + l < 2 * g.
+struct PieceSlots {
+  int32_t first_worker =
+      0;  // of the grid; owns the request's first piece, and lends its merge counter
+  int32_t num_pieces = 1;
+  int32_t first_slot = 0;
+};
+
+template <class Index>
+PGQA_HOST_DEVICE PieceSlots SlotsOf(const BasicPartition<Index>& p, int32_t axis,
+                                    const BasicPiece<Index>& piece) {
+  const int32_t first = p.WorkerOf(piece.request_unit);
+  const int32_t last = p.WorkerOf(piece.request_unit + piece.request_tiles - 1);
+  const int32_t first_worker = axis * p.workers_per_axis + first;
+  return {first_worker, last - first + 1, 2 * first_worker};
+}
+
+// Where a worker starts: the request that holds its first unit, and that request's first unit.
+template <class Index>
+struct BasicWorkerStart {
+  int32_t request = 0;
+  Index request_unit = 0;
+};
+
+// Yields the pieces of one worker in order. Needs no prefix array: lengths are read as it goes.
+template <class Index>
+class BasicPieceCursor {
+ public:
+  PGQA_HOST_DEVICE BasicPieceCursor(const BasicPartition<Index>& partition, int32_t axis,
+                                    BasicShare<Index> share, BasicWorkerStart<Index> start)
+      : tile_tokens_(partition.tile_tokens),
+        head_group_(axis * partition.groups_per_axis + partition.GroupOf(share)),
+        request_(start.request),
+        request_unit_(start.request_unit),
+        unit_(share.begin),
+        end_(share.end) {}
+
+  // Writes the next piece, or returns false when the share is used up.
+  PGQA_HOST_DEVICE bool Next(const PageTableView& table, int32_t window_left,
+                             BasicPiece<Index>* piece) {
+    if (unit_ >= end_) return false;
+    BasicTokenRange<Index> live;
+    Index request_end = 0;
+    Index tiles = 0;
+    while (true) {
+      live = table.LiveTokens<Index>(request_, window_left);
+      tiles = NumTiles(live.size(), tile_tokens_);
+      request_end = request_unit_ + tiles;
+      if (request_end > unit_) break;
+      request_unit_ = request_end;
+      if (++request_ == table.batch) {
+        request_ = 0;
+        ++head_group_;
+      }
+    }
+    const Index piece_end = request_end < end_ ? request_end : end_;
+    *piece = {request_,      head_group_, unit_ - request_unit_, piece_end - unit_, tiles,
+              request_unit_, live};
+    unit_ = piece_end;
+    return true;
+  }
+
+ private:
+  int32_t tile_tokens_;
+  int32_t head_group_;
+  int32_t request_;
+  Index request_unit_;
+  Index unit_;
+  Index end_;
+};
+
+using Share = BasicShare<int64_t>;
+using Partition = BasicPartition<int64_t>;
+using Piece = BasicPiece<int64_t>;
+using WorkerStart = BasicWorkerStart<int64_t>;
+using PieceCursor = BasicPieceCursor<int64_t>;
+
+// Whether every sum that the functions above form for `table` and `config`, malformed values included, fits
+// int32_t: tokens of a request, and units of an axis. Live tokens of the batch are always summed in int64_t.
+inline bool FitsInt32(const PartitionConfig& config, const PageTableView& table) {
+  constexpr double kLimit = 2147483647.0;
+  const double tokens = static_cast<double>(table.num_indices) * table.page_size + table.page_size;
+  const double tile_heads = static_cast<double>(config.stage_tokens) * config.warps_per_worker;
+  const double units = table.batch * (tokens / tile_heads + 1.0) * config.num_heads;
+  return tokens < kLimit && units < kLimit;
+}
+
+}  // namespace pgqa

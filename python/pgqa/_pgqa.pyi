@@ -1,0 +1,143 @@
+# Types of the compiled module; `decode` and `supports` are documented in pgqa/__init__.py.
+# SPDX-License-Identifier: Apache-2.0
+
+from typing import TypedDict
+
+import torch
+
+class BuildInfo(TypedDict):
+    version: str
+    cuda: bool
+    cuda_architectures: str
+    torch: str
+
+class Piece(TypedDict):
+    """A worker's run of tiles of one request; slot -1: the piece is the whole request."""
+
+    request: int
+    head_group: int
+    first_tile: int
+    num_tiles: int
+    request_tiles: int
+    slot: int
+
+class WorkspaceUsage(TypedDict, total=False):
+    """What the library holds; empty without CUDA."""
+
+    eager_workspaces: int
+    graph_workspaces: int
+    free_workspaces: int
+    bytes: int
+
+class Schedule:
+    """The work partition of one page table; str() prints it."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def num_workers(self) -> int: ...
+    @property
+    def num_pieces(self) -> int: ...
+    @property
+    def num_workers_with_partials(self) -> int: ...
+    @property
+    def heads_per_worker(self) -> int: ...
+    @property
+    def tile_tokens(self) -> int: ...
+    @property
+    def active_workers_per_axis(self) -> int: ...
+    def pieces(self, worker: int) -> list[Piece]:
+        """The worker's pieces in order. IndexError outside [0, num_workers)."""
+
+def build_info() -> BuildInfo: ...
+def decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_indptr: torch.Tensor,
+    page_indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    sm_scale: float | None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+def check_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_indptr: torch.Tensor,
+    page_indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+) -> list[str]: ...
+def schedule(
+    page_indptr: torch.Tensor,
+    last_page_len: torch.Tensor,
+    *,
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype | str = "bfloat16",
+    window_left: int = -1,
+    pos_encoding_mode: int = 0,
+    num_sms: int = 132,
+) -> Schedule:
+    """The partition that a GPU with `num_sms` SMs computes for this page table.
+
+    Copies device tensors to the host, which waits for the device.
+    """
+
+def supports_shape(
+    *,
+    device: str = "cuda",
+    dtype: torch.dtype | str = "bfloat16",
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    sm_scale: float = 1.0,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+) -> list[str]:
+    """Why calls of this shape are refused on `device`, "cuda" or "cpu"; empty: they are taken."""
+
+def workspace_bytes(
+    *,
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    dtype: torch.dtype | str = "bfloat16",
+    pos_encoding_mode: int = 0,
+    device: int = -1,
+) -> int:
+    """Bytes of a caller's workspace on CUDA device `device`, whatever the batch; -1: on an H200."""
+
+def validate_page_table(
+    page_indptr: torch.Tensor,
+    page_indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    num_pages: int,
+    page_size: int,
+) -> None:
+    """Raises ValueError that names the first fault and its request.
+
+    Copies device tensors to the host, which waits for the device.
+    """
+
+def workspace_usage() -> WorkspaceUsage: ...

@@ -1,0 +1,67 @@
+// Python objects to tensors and scalars.
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/args.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <sstream>
+
+namespace pgqa::binding {
+namespace {
+
+[[noreturn]] void RaiseType(const char* argument, pybind11::handle object, const char* expected) {
+  throw pybind11::type_error(FaultText(argument, Py_TYPE(object.ptr())->tp_name, expected));
+}
+
+}  // namespace
+
+std::string FaultText(const char* argument, const std::string& got, const std::string& expected) {
+  return std::string(argument) + ": got " + got + ", expected " + expected;
+}
+
+const at::Tensor& ToTensor(const char* argument, pybind11::handle object) {
+  if (!THPVariable_Check(object.ptr())) RaiseType(argument, object, "a torch.Tensor");
+  return THPVariable_Unpack(object.ptr());
+}
+
+std::optional<at::Tensor> ToOptionalTensor(const char* argument, pybind11::handle object) {
+  if (object.is_none()) return std::nullopt;
+  return ToTensor(argument, object);
+}
+
+double ToDouble(const char* argument, pybind11::handle object) {
+  if (PyFloat_CheckExact(object.ptr())) return PyFloat_AS_DOUBLE(object.ptr());
+  const double value = PyBool_Check(object.ptr()) ? -1.0 : PyFloat_AsDouble(object.ptr());
+  if (PyBool_Check(object.ptr()) || PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    RaiseType(argument, object, "a number");
+  }
+  return value;
+}
+
+int64_t ToInt(const char* argument, pybind11::handle object) {
+  if (PyBool_Check(object.ptr()) || !PyIndex_Check(object.ptr()))
+    RaiseType(argument, object, "an int");
+  const auto index = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(object.ptr()));
+  if (!index) throw pybind11::error_already_set();
+  int overflow = 0;
+  const int64_t value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0) {
+    throw pybind11::value_error(
+        FaultText(argument, pybind11::str(index).cast<std::string>(), "a 64-bit integer"));
+  }
+  return value;
+}
+
+bool ToBool(const char* argument, pybind11::handle object) {
+  if (!PyBool_Check(object.ptr())) RaiseType(argument, object, "a bool");
+  return object.ptr() == Py_True;
+}
+
+std::string ShapeText(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << "shape " << tensor.sizes();
+  return text.str();
+}
+
+}  // namespace pgqa::binding

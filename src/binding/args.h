@@ -1,0 +1,28 @@
+// Python objects to tensors and scalars, with errors that name the argument.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace pgqa::binding {
+
+// "<argument>: got <x>, expected <y>", as everywhere in pgqa.
+std::string FaultText(const char* argument, const std::string& got, const std::string& expected);
+
+// A tensor. Raises TypeError for anything else.
+const at::Tensor& ToTensor(const char* argument, pybind11::handle object);
+std::optional<at::Tensor> ToOptionalTensor(const char* argument, pybind11::handle object);
+
+// Numbers; bool is not one. Raises TypeError for other types, ValueError where the value does not fit.
+double ToDouble(const char* argument, pybind11::handle object);
+int64_t ToInt(const char* argument, pybind11::handle object);
+bool ToBool(const char* argument, pybind11::handle object);
+
+std::string ShapeText(const at::Tensor& tensor);
+
+}  // namespace pgqa::binding

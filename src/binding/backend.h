@@ -1,0 +1,38 @@
+// Runs checked calls on the device of their tensors.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "binding/checks.h"
+#include "pgqa/launch_plan.h"
+
+namespace pgqa::binding {
+
+// Writes `out`, and `lse` where it is defined. Released GIL; returns when done.
+absl::Status RunOnCpu(const DecodeCall& call, const AttentionShape& shape,
+                      const AttentionOptions& options, const at::Tensor& out,
+                      const at::Tensor& lse);
+
+#if PGQA_WITH_CUDA
+// Enqueues the call on the current stream of q's device. `out` and `lse` are allocated where undefined; lse
+// only if the call wants it. Does not synchronise.
+absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
+                      const AttentionOptions& options, at::Tensor* out, at::Tensor* lse);
+
+// The plan of a call on CUDA device `device`, cached.
+absl::StatusOr<LaunchPlan> GpuPlan(const AttentionShape& shape, int device);
+
+struct PoolUsage {
+  int32_t eager_workspaces = 0;
+  int32_t graph_workspaces = 0;
+  int32_t free_workspaces = 0;
+  int64_t bytes = 0;
+};
+PoolUsage GetPoolUsage();
+#endif
+
+}  // namespace pgqa::binding

@@ -1,0 +1,278 @@
+// Checks the tensors and scalars of a decode call.
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/checks.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <limits>
+
+#include "binding/args.h"
+#include "pgqa/validate.h"
+
+namespace pgqa::binding {
+namespace {
+
+using Faults = std::vector<std::string>;
+
+constexpr int64_t kGpuRowBytes = 16;
+
+std::string DeviceText(const at::Tensor& tensor) { return "a tensor on " + tensor.device().str(); }
+
+std::string DTypeText(const at::Tensor& tensor) {
+  return std::string("dtype ") + c10::toString(tensor.scalar_type());
+}
+
+// Rank, grad, device and the layout of rows. False when later checks would have nothing to stand on.
+bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& q,
+                Faults* faults) {
+  if (tensor.layout() != at::kStrided) {
+    faults->push_back(FaultText(name, "a sparse tensor", "a dense one"));
+    return false;
+  }
+  if (tensor.dim() != rank) {
+    faults->push_back(FaultText(name, ShapeText(tensor), "rank " + std::to_string(rank)));
+    return false;
+  }
+  if (tensor.device() != q.device()) {
+    faults->push_back(
+        FaultText(name, DeviceText(tensor), "one on " + q.device().str() + " like q"));
+  }
+  if (tensor.requires_grad() && at::GradMode::is_enabled()) {
+    faults->push_back(FaultText(name, "a tensor that requires grad",
+                                "none while grad mode is on: decode has no backward"));
+  }
+  return true;
+}
+
+void CheckRows(const char* name, const at::Tensor& tensor, Faults* faults) {
+  const int64_t last = tensor.dim() - 1;
+  if (tensor.size(last) > 1 && tensor.stride(last) != 1) {
+    faults->push_back(
+        FaultText(name, "last-dimension stride " + std::to_string(tensor.stride(last)), "1"));
+  }
+  if (!tensor.is_cuda()) return;
+  if (tensor.numel() > 0 && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % kGpuRowBytes != 0) {
+    faults->push_back(FaultText(name, "rows that are not 16-byte aligned", "16-byte aligned rows"));
+  }
+  const int64_t unit = kGpuRowBytes / static_cast<int64_t>(tensor.element_size());
+  for (int64_t dim = 0; dim < last; ++dim) {
+    if (StrideOf(tensor, dim) % unit != 0) {
+      faults->push_back(FaultText(
+          name,
+          "stride " + std::to_string(tensor.stride(dim)) + " in dimension " + std::to_string(dim),
+          "a multiple of " + std::to_string(unit) + " elements (16-byte aligned rows)"));
+    }
+  }
+}
+
+bool ReadDType(const at::Tensor& q, DType* dtype) {
+  switch (q.scalar_type()) {
+    case at::kHalf:
+      *dtype = DType::kFloat16;
+      return true;
+    case at::kBFloat16:
+      *dtype = DType::kBFloat16;
+      return true;
+    case at::kFloat:
+      *dtype = DType::kFloat32;
+      return true;
+    default:
+      return false;
+  }
+}
+
+void CheckCaches(const DecodeCall& call, Faults* faults) {
+  const at::Tensor& q = call.q;
+  const struct {
+    const char* name;
+    const at::Tensor& cache;
+  } caches[] = {{"k_cache", call.k_cache}, {"v_cache", call.v_cache}};
+  for (const auto& [name, cache] : caches) {
+    if (!CheckDense(name, cache, 4, q, faults)) continue;
+    if (cache.scalar_type() != q.scalar_type()) {
+      faults->push_back(FaultText(name, DTypeText(cache), "that of q, " + DTypeText(q)));
+    }
+    if (q.dim() == 3 && cache.size(3) != q.size(2)) {
+      faults->push_back(FaultText(name, "head_dim " + std::to_string(cache.size(3)),
+                                  "that of q, " + std::to_string(q.size(2))));
+    }
+    CheckRows(name, cache, faults);
+  }
+  if (call.k_cache.dim() == 4 && call.v_cache.dim() == 4 &&
+      call.k_cache.sizes() != call.v_cache.sizes()) {
+    faults->push_back(FaultText("v_cache", ShapeText(call.v_cache),
+                                "that of k_cache, " + ShapeText(call.k_cache)));
+  }
+}
+
+void CheckSize(const char* name, const at::Tensor& tensor, int64_t expected, const char* meaning,
+               Faults* faults) {
+  if (tensor.dim() != 1 || tensor.numel() == expected) return;
+  faults->push_back(FaultText(name, std::to_string(tensor.numel()) + " elements",
+                              std::to_string(expected) + " (" + meaning + ")"));
+}
+
+void CheckTable(const DecodeCall& call, Faults* faults) {
+  const struct {
+    const char* name;
+    const at::Tensor& tensor;
+  } arrays[] = {{"page_indptr", call.page_indptr},
+                {"page_indices", call.page_indices},
+                {"last_page_len", call.last_page_len}};
+  for (const auto& [name, tensor] : arrays) {
+    CheckIndexTensor(name, tensor, faults);
+    if (tensor.device() != call.q.device()) {
+      faults->push_back(
+          FaultText(name, DeviceText(tensor), "one on " + call.q.device().str() + " like q"));
+    }
+  }
+  if (call.q.dim() != 3) return;
+  CheckSize("page_indptr", call.page_indptr, call.q.size(0) + 1, "batch + 1", faults);
+  CheckSize("last_page_len", call.last_page_len, call.q.size(0), "batch", faults);
+}
+
+bool Overlap(const at::Tensor& a, const at::Tensor& b) {
+  if (b.layout() != at::kStrided || a.numel() == 0 || b.numel() == 0 || !a.is_alias_of(b))
+    return false;
+  const auto range = [](const at::Tensor& t) {
+    const char* begin = static_cast<const char*>(t.data_ptr());
+    int64_t last = 0;
+    for (int64_t dim = 0; dim < t.dim(); ++dim) last += (t.size(dim) - 1) * t.stride(dim);
+    return std::pair(begin, begin + (last + 1) * static_cast<int64_t>(t.element_size()));
+  };
+  const auto [a_begin, a_end] = range(a);
+  const auto [b_begin, b_end] = range(b);
+  return a_begin < b_end && b_begin < a_end;
+}
+
+void CheckOut(const DecodeCall& call, Faults* faults) {
+  if (!call.out.has_value()) return;
+  const at::Tensor& out = *call.out;
+  if (!CheckDense("out", out, 3, call.q, faults)) return;
+  if (out.scalar_type() != call.q.scalar_type()) {
+    faults->push_back(FaultText("out", DTypeText(out), "that of q, " + DTypeText(call.q)));
+  }
+  if (out.sizes() != call.q.sizes()) {
+    faults->push_back(FaultText("out", ShapeText(out), "that of q, " + ShapeText(call.q)));
+  }
+  if (!out.is_contiguous())
+    faults->push_back(FaultText("out", "a strided tensor", "a contiguous one"));
+  if (out.is_cuda() && reinterpret_cast<uintptr_t>(out.data_ptr()) % kGpuRowBytes != 0) {
+    faults->push_back(
+        FaultText("out", "rows that are not 16-byte aligned", "16-byte aligned rows"));
+  }
+  for (const at::Tensor* input : {&call.q, &call.k_cache, &call.v_cache}) {
+    if (!Overlap(out, *input)) continue;
+    faults->push_back(FaultText("out", "memory that overlaps an input", "memory of its own"));
+    break;
+  }
+}
+
+void CheckWorkspace(const DecodeCall& call, Faults* faults) {
+  if (!call.workspace.has_value()) return;
+  const at::Tensor& workspace = *call.workspace;
+  if (workspace.device() != call.q.device()) {
+    faults->push_back(FaultText("workspace", DeviceText(workspace),
+                                "one on " + call.q.device().str() + " like q"));
+  }
+  if (!workspace.is_contiguous()) {
+    faults->push_back(FaultText("workspace", "a strided tensor", "a contiguous one"));
+  } else if (workspace.is_cuda() &&
+             reinterpret_cast<uintptr_t>(workspace.data_ptr()) % kGpuRowBytes != 0) {
+    faults->push_back(
+        FaultText("workspace", "an address that is not 16-byte aligned", "a 16-byte aligned one"));
+  }
+}
+
+int32_t ReadInt32(const char* name, int64_t value, Faults* faults) {
+  if (value >= std::numeric_limits<int32_t>::min() &&
+      value <= std::numeric_limits<int32_t>::max()) {
+    return static_cast<int32_t>(value);
+  }
+  faults->push_back(FaultText(name, std::to_string(value), "a 32-bit integer"));
+  return 0;
+}
+
+void ReadOptions(const DecodeCall& call, AttentionOptions* options, Faults* faults) {
+  const double head_dim = call.q.dim() == 3 ? static_cast<double>(call.q.size(2)) : 1.0;
+  options->sm_scale = static_cast<float>(call.sm_scale.value_or(1.0 / std::sqrt(head_dim)));
+  options->window_left = ReadInt32("window_left", call.window_left, faults);
+  options->logits_soft_cap = static_cast<float>(call.logits_soft_cap);
+  options->rope_scale = call.rope_scale;
+  options->rope_theta = call.rope_theta;
+  const std::vector<std::string> more = OptionFaults(*options);
+  faults->insert(faults->end(), more.begin(), more.end());
+  if (call.pos_encoding_mode != 0 && call.pos_encoding_mode != 1) {
+    faults->push_back(FaultText("pos_encoding_mode", std::to_string(call.pos_encoding_mode),
+                                "0 (none) or 1 (ROPE_LLAMA)"));
+  }
+}
+
+void ReadShape(const DecodeCall& call, AttentionShape* shape, Faults* faults) {
+  shape->batch = ReadInt32("q", call.q.size(0), faults);
+  shape->num_query_heads = ReadInt32("q", call.q.size(1), faults);
+  shape->head_dim = ReadInt32("q", call.q.size(2), faults);
+  shape->page_size = ReadInt32("k_cache", call.k_cache.size(1), faults);
+  shape->num_kv_heads = ReadInt32("k_cache", call.k_cache.size(2), faults);
+  shape->pos_encoding = call.pos_encoding_mode == 1 ? PosEncoding::kRopeLlama : PosEncoding::kNone;
+  const std::vector<std::string> more =
+      ShapeFaults(*shape, call.q.is_cuda() ? Backend::kGpu : Backend::kCpu);
+  faults->insert(faults->end(), more.begin(), more.end());
+}
+
+}  // namespace
+
+int64_t StrideOf(const at::Tensor& tensor, int64_t dim) {
+  return tensor.size(dim) <= 1 ? 0 : tensor.stride(dim);
+}
+
+CacheStrides CacheStridesOf(const at::Tensor& cache) {
+  return {StrideOf(cache, 0), StrideOf(cache, 1), StrideOf(cache, 2)};
+}
+
+PageTableView TableOf(const DecodeCall& call) {
+  PageTableView table;
+  table.indptr = static_cast<const int32_t*>(call.page_indptr.data_ptr());
+  table.indices = static_cast<const int32_t*>(call.page_indices.data_ptr());
+  table.last_page_len = static_cast<const int32_t*>(call.last_page_len.data_ptr());
+  table.num_indices = call.page_indices.numel();
+  table.num_pages = call.k_cache.size(0);
+  table.batch = static_cast<int32_t>(call.q.size(0));
+  table.page_size = static_cast<int32_t>(call.k_cache.size(1));
+  return table;
+}
+
+void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults) {
+  if (tensor.scalar_type() != at::kInt) {
+    faults->push_back(FaultText(name, DTypeText(tensor), "dtype Int (int32)"));
+  }
+  if (tensor.dim() != 1) {
+    faults->push_back(FaultText(name, ShapeText(tensor), "rank 1"));
+  } else if (!tensor.is_contiguous()) {
+    faults->push_back(
+        FaultText(name, "stride " + std::to_string(tensor.stride(0)), "a contiguous tensor"));
+  }
+}
+
+Faults CheckCall(const DecodeCall& call, AttentionShape* shape, AttentionOptions* options) {
+  Faults faults;
+  if (!call.q.is_cuda() && !call.q.is_cpu()) {
+    faults.push_back(FaultText("q", DeviceText(call.q), "one on a CUDA device or the CPU"));
+  }
+  if (!ReadDType(call.q, &shape->dtype)) {
+    faults.push_back(
+        FaultText("q", DTypeText(call.q), "float16 or bfloat16, or float32 on the CPU"));
+  }
+  const bool dense = CheckDense("q", call.q, 3, call.q, &faults);
+  if (dense) CheckRows("q", call.q, &faults);
+  CheckCaches(call, &faults);
+  if (dense && call.k_cache.dim() == 4) ReadShape(call, shape, &faults);
+  CheckTable(call, &faults);
+  ReadOptions(call, options, &faults);
+  CheckOut(call, &faults);
+  CheckWorkspace(call, &faults);
+  return faults;
+}
+
+}  // namespace pgqa::binding

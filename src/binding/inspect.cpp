@@ -1,0 +1,231 @@
+// Module functions that look at plans and page tables without computing.
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/inspect.h"
+
+#include <pybind11/stl.h>
+#include <torch/types.h>
+
+#include <string>
+#include <vector>
+
+#include "binding/args.h"
+#include "binding/backend.h"
+#include "binding/checks.h"
+#include "pgqa/schedule.h"
+#include "pgqa/validate.h"
+
+namespace pgqa::binding {
+namespace {
+
+namespace py = pybind11;
+
+// An H200, where no GPU is asked: shapes and tables can be looked at on any machine.
+constexpr int32_t kDefaultSms = 132;
+constexpr int32_t kDefaultSharedMemory = 232448;
+
+[[noreturn]] void ThrowValueError(const std::string& message) { throw py::value_error(message); }
+
+template <class T>
+T ValueOrThrow(absl::StatusOr<T> value) {
+  if (!value.ok()) ThrowValueError(std::string(value.status().message()));
+  return *std::move(value);
+}
+
+// Takes torch.bfloat16 or "bfloat16".
+DType ReadDType(const py::object& dtype) {
+  std::string name = py::str(dtype);
+  if (name.rfind("torch.", 0) == 0) name = name.substr(6);
+  if (name == "float16") return DType::kFloat16;
+  if (name == "bfloat16") return DType::kBFloat16;
+  if (name == "float32") return DType::kFloat32;
+  ThrowValueError(FaultText("dtype", name, "float16, bfloat16 or float32"));
+}
+
+PosEncoding ReadPosEncoding(int mode) {
+  if (mode == 0) return PosEncoding::kNone;
+  if (mode == 1) return PosEncoding::kRopeLlama;
+  ThrowValueError(
+      FaultText("pos_encoding_mode", std::to_string(mode), "0 (none) or 1 (ROPE_LLAMA)"));
+}
+
+AttentionShape MakeShape(int32_t num_query_heads, int32_t num_kv_heads, int32_t head_dim,
+                         int32_t page_size, const py::object& dtype, int pos_encoding_mode) {
+  return {.batch = 0,
+          .num_query_heads = num_query_heads,
+          .num_kv_heads = num_kv_heads,
+          .head_dim = head_dim,
+          .page_size = page_size,
+          .dtype = ReadDType(dtype),
+          .pos_encoding = ReadPosEncoding(pos_encoding_mode)};
+}
+
+std::vector<std::string> SupportsShape(const std::string& device, const py::object& dtype,
+                                       int32_t num_query_heads, int32_t num_kv_heads,
+                                       int32_t head_dim, int32_t page_size, float sm_scale,
+                                       int32_t window_left, float logits_soft_cap,
+                                       int pos_encoding_mode, double rope_scale,
+                                       double rope_theta) {
+  std::vector<std::string> faults;
+  const auto add = [&](const std::vector<std::string>& more) {
+    faults.insert(faults.end(), more.begin(), more.end());
+  };
+  const bool cuda = device.rfind("cuda", 0) == 0;
+  if (!cuda && device != "cpu") faults.push_back(FaultText("device", device, "cuda or cpu"));
+#if !PGQA_WITH_CUDA
+  if (cuda) faults.push_back(FaultText("device", device, "cpu: this pgqa was built without CUDA"));
+#endif
+  try {
+    const AttentionShape shape =
+        MakeShape(num_query_heads, num_kv_heads, head_dim, page_size, dtype, pos_encoding_mode);
+    add(ShapeFaults(shape, cuda ? Backend::kGpu : Backend::kCpu));
+  } catch (const py::value_error& error) {
+    faults.emplace_back(error.what());
+  }
+  add(OptionFaults({sm_scale, window_left, logits_soft_cap, rope_scale, rope_theta}));
+  return faults;
+}
+
+LaunchPlan PlanFor(const AttentionShape& shape, int32_t num_sms, int32_t shared_memory) {
+  return ValueOrThrow(MakeGpuLaunchPlan(
+      shape, {.num_sms = num_sms, .shared_memory_per_block_optin = shared_memory}));
+}
+
+int64_t WorkspaceBytes(int32_t num_query_heads, int32_t num_kv_heads, int32_t head_dim,
+                       int32_t page_size, const py::object& dtype, int pos_encoding_mode,
+                       int device) {
+  const AttentionShape shape =
+      MakeShape(num_query_heads, num_kv_heads, head_dim, page_size, dtype, pos_encoding_mode);
+#if PGQA_WITH_CUDA
+  if (device >= 0) return ValueOrThrow(GpuPlan(shape, device)).workspace_bytes;
+#else
+  if (device >= 0)
+    ThrowValueError(FaultText("device", std::to_string(device), "none: built without CUDA"));
+#endif
+  return PlanFor(shape, kDefaultSms, kDefaultSharedMemory).workspace_bytes;
+}
+
+// A host copy of an index tensor; waits for the device where it lies on one.
+at::Tensor ToHost(const char* name, const py::object& object) {
+  const at::Tensor& tensor = ToTensor(name, object);
+  std::vector<std::string> faults;
+  CheckIndexTensor(name, tensor, &faults);
+  if (!faults.empty()) ThrowValueError(faults.front());
+  return tensor.cpu();
+}
+
+PageTableView HostTable(const at::Tensor& indptr, const at::Tensor& last_page_len,
+                        int32_t page_size) {
+  if (indptr.numel() != last_page_len.numel() + 1) {
+    ThrowValueError(FaultText("page_indptr", std::to_string(indptr.numel()) + " elements",
+                              std::to_string(last_page_len.numel() + 1) + " (batch + 1)"));
+  }
+  PageTableView table;
+  table.indptr = indptr.data_ptr<int32_t>();
+  table.last_page_len = last_page_len.data_ptr<int32_t>();
+  table.batch = static_cast<int32_t>(last_page_len.numel());
+  table.page_size = page_size;
+  table.num_indices = indptr.numel() == 0 ? 0 : std::max(0, table.indptr[table.batch]);
+  return table;
+}
+
+Schedule MakeSchedule(const py::object& page_indptr, const py::object& last_page_len,
+                      int32_t num_query_heads, int32_t num_kv_heads, int32_t head_dim,
+                      int32_t page_size, const py::object& dtype, int32_t window_left,
+                      int pos_encoding_mode, int32_t num_sms) {
+  const at::Tensor indptr = ToHost("page_indptr", page_indptr);
+  const at::Tensor last = ToHost("last_page_len", last_page_len);
+  const AttentionShape shape =
+      MakeShape(num_query_heads, num_kv_heads, head_dim, page_size, dtype, pos_encoding_mode);
+  const LaunchPlan plan = PlanFor(shape, num_sms, kDefaultSharedMemory);
+  return ValueOrThrow(
+      Schedule::Make(plan.partition, HostTable(indptr, last, page_size), window_left));
+}
+
+void ValidateTable(const py::object& page_indptr, const py::object& page_indices,
+                   const py::object& last_page_len, int64_t num_pages, int32_t page_size) {
+  const at::Tensor indptr = ToHost("page_indptr", page_indptr);
+  const at::Tensor indices = ToHost("page_indices", page_indices);
+  const at::Tensor last = ToHost("last_page_len", last_page_len);
+  PageTableView table = HostTable(indptr, last, page_size);
+  table.indices = indices.data_ptr<int32_t>();
+  table.num_indices = indices.numel();
+  table.num_pages = num_pages;
+  if (const absl::Status status = ValidatePageTable(table); !status.ok()) {
+    ThrowValueError(std::string(status.message()));
+  }
+}
+
+py::list PiecesOf(const Schedule& schedule, int32_t worker) {
+  if (worker < 0 || worker >= schedule.num_workers()) {
+    throw py::index_error(FaultText("worker", std::to_string(worker),
+                                    "one of 0 to " + std::to_string(schedule.num_workers() - 1)));
+  }
+  py::list pieces;
+  for (const Piece& piece : schedule.PiecesOf(worker)) {
+    py::dict entry;
+    entry["request"] = piece.request;
+    entry["head_group"] = piece.head_group;
+    entry["first_tile"] = piece.first_tile;
+    entry["num_tiles"] = piece.num_tiles;
+    entry["request_tiles"] = piece.request_tiles;
+    entry["slot"] = schedule.SlotOf(worker, piece);
+    pieces.append(entry);
+  }
+  return pieces;
+}
+
+void DefineSchedule(py::module_& m) {
+  py::class_<Schedule>(m, "Schedule", py::module_local(),
+                       "The work partition of one page table; str() prints it.")
+      .def("__str__", &Schedule::ToString)
+      .def("__repr__", &Schedule::ToString)
+      .def("__eq__", [](const Schedule& a, const Schedule& b) { return a == b; })
+      .def("pieces", &PiecesOf, py::arg("worker"),
+           "The pieces of a worker, in order, as dicts; slot -1: none.")
+      .def_property_readonly("batch", &Schedule::batch)
+      .def_property_readonly("num_workers", &Schedule::num_workers)
+      .def_property_readonly("num_pieces", &Schedule::num_pieces)
+      .def_property_readonly("num_workers_with_partials", &Schedule::NumWorkersWithPartials)
+      .def_property_readonly("heads_per_worker",
+                             [](const Schedule& s) { return s.partition().heads_per_worker; })
+      .def_property_readonly("tile_tokens",
+                             [](const Schedule& s) { return s.partition().tile_tokens; })
+      .def_property_readonly("active_workers_per_axis",
+                             [](const Schedule& s) { return s.partition().active_workers; });
+  m.def("schedule", &MakeSchedule, py::arg("page_indptr"), py::arg("last_page_len"), py::kw_only(),
+        py::arg("num_query_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
+        py::arg("page_size"), py::arg("dtype") = "bfloat16", py::arg("window_left") = -1,
+        py::arg("pos_encoding_mode") = 0, py::arg("num_sms") = kDefaultSms);
+}
+
+py::dict WorkspaceUsage() {
+  py::dict usage;
+#if PGQA_WITH_CUDA
+  const PoolUsage pool = GetPoolUsage();
+  usage["eager_workspaces"] = pool.eager_workspaces;
+  usage["graph_workspaces"] = pool.graph_workspaces;
+  usage["free_workspaces"] = pool.free_workspaces;
+  usage["bytes"] = pool.bytes;
+#endif
+  return usage;
+}
+
+}  // namespace
+
+void DefineInspection(py::module_& m) {
+  DefineSchedule(m);
+  m.def("supports_shape", &SupportsShape, py::kw_only(), py::arg("device") = "cuda",
+        py::arg("dtype") = "bfloat16", py::arg("num_query_heads"), py::arg("num_kv_heads"),
+        py::arg("head_dim"), py::arg("page_size") = 16, py::arg("sm_scale") = 1.0,
+        py::arg("window_left") = -1, py::arg("logits_soft_cap") = 0.0,
+        py::arg("pos_encoding_mode") = 0, py::arg("rope_scale") = 1.0,
+        py::arg("rope_theta") = 10000.0);
+  m.def("workspace_bytes", &WorkspaceBytes, py::kw_only(), py::arg("num_query_heads"),
+        py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("page_size") = 16,
+        py::arg("dtype") = "bfloat16", py::arg("pos_encoding_mode") = 0, py::arg("device") = -1);
+  m.def("validate_page_table", &ValidateTable, py::arg("page_indptr"), py::arg("page_indices"),
+        py::arg("last_page_len"), py::arg("num_pages"), py::arg("page_size"));
+  m.def("workspace_usage", &WorkspaceUsage);
+}
+
+}  // namespace pgqa::binding

@@ -1,0 +1,109 @@
+// Runs decode calls on CUDA tensors: cached plans, pooled workspaces, the current stream.
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "binding/backend.h"
+#include "pgqa/decode.h"
+#include "pgqa/workspace.h"
+
+namespace pgqa::binding {
+namespace {
+
+// Everything that a plan depends on; the batch is not among it.
+using PlanKey = std::tuple<int, int32_t, int32_t, int32_t, int32_t, DType, PosEncoding>;
+
+PlanKey KeyOf(const AttentionShape& s, int device) {
+  return {device,      s.num_query_heads, s.num_kv_heads, s.head_dim,
+          s.page_size, s.dtype,           s.pos_encoding};
+}
+
+// Never destroyed: calls may still run while the process ends.
+WorkspacePool& Pool() {
+  static auto* pool = new WorkspacePool();
+  return *pool;
+}
+
+// Plans live for ever: a process has few shapes, and each takes some 200 bytes. The mutex guards the map.
+absl::StatusOr<const LaunchPlan*> CachedPlan(const AttentionShape& shape, int device) {
+  static auto* mutex = new std::mutex();
+  static auto* plans = new std::map<PlanKey, LaunchPlan>();
+  const std::lock_guard lock(*mutex);
+  const PlanKey key = KeyOf(shape, device);
+  if (const auto it = plans->find(key); it != plans->end()) return &it->second;
+  const absl::StatusOr<DeviceProperties> properties = QueryDevice(device);
+  if (!properties.ok()) return properties.status();
+  absl::StatusOr<LaunchPlan> plan = MakeGpuLaunchPlan(shape, *properties);
+  if (!plan.ok()) return plan.status();
+  return &plans->emplace(key, *std::move(plan)).first->second;
+}
+
+DecodeArgs ArgsOf(const DecodeCall& call, const AttentionOptions& options, const at::Tensor& out,
+                  const at::Tensor& lse) {
+  DecodeArgs args;
+  args.q = call.q.data_ptr();
+  args.q_batch_stride = StrideOf(call.q, 0);
+  args.q_head_stride = StrideOf(call.q, 1);
+  args.k_cache = call.k_cache.data_ptr();
+  args.v_cache = call.v_cache.data_ptr();
+  args.k_strides = CacheStridesOf(call.k_cache);
+  args.v_strides = CacheStridesOf(call.v_cache);
+  args.table = TableOf(call);
+  args.out = out.data_ptr();
+  args.lse = lse.defined() ? static_cast<float*>(lse.data_ptr()) : nullptr;
+  args.options = options;
+  return args;
+}
+
+}  // namespace
+
+absl::StatusOr<LaunchPlan> GpuPlan(const AttentionShape& shape, int device) {
+  const absl::StatusOr<const LaunchPlan*> plan = CachedPlan(shape, device);
+  if (!plan.ok()) return plan.status();
+  return **plan;
+}
+
+absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
+                      const AttentionOptions& options, at::Tensor* out, at::Tensor* lse) {
+  const c10::Device device = call.q.device();
+  const c10::cuda::OptionalCUDAGuard guard(device);
+  const absl::StatusOr<const LaunchPlan*> plan = CachedPlan(shape, device.index());
+  if (!plan.ok()) return plan.status();
+  if (call.workspace.has_value()) {
+    const auto bytes = static_cast<int64_t>(call.workspace->nbytes());
+    if (bytes < (*plan)->workspace_bytes) {
+      return absl::InvalidArgumentError("workspace: got " + std::to_string(bytes) +
+                                        " bytes, expected at least " +
+                                        std::to_string((*plan)->workspace_bytes));
+    }
+  }
+  if (!out->defined())
+    *out = at::detail::empty_cuda(call.q.sizes(), call.q.scalar_type(), device, std::nullopt);
+  if (call.return_lse) {
+    *lse = at::detail::empty_cuda({shape.batch, shape.num_query_heads}, at::kFloat, device,
+                                  std::nullopt);
+  }
+  if (shape.batch == 0) return absl::OkStatus();
+  const DecodeArgs args = ArgsOf(call, options, *out, *lse);
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+  const int64_t pool_bytes = call.workspace.has_value() ? 0 : (*plan)->workspace_bytes;
+  return Pool().Run(pool_bytes, (*plan)->num_counters, stream, [&](WorkspaceView view) {
+    if (call.workspace.has_value()) {
+      view.partials = call.workspace->data_ptr();
+      view.partial_bytes = static_cast<int64_t>(call.workspace->nbytes());
+    }
+    return Decode(**plan, args, view, stream);
+  });
+}
+
+PoolUsage GetPoolUsage() {
+  const WorkspacePool::Usage usage = Pool().GetUsage();
+  return {usage.eager_workspaces, usage.graph_workspaces, usage.free_workspaces, usage.bytes};
+}
+
+}  // namespace pgqa::binding

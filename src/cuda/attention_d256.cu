@@ -1,0 +1,12 @@
+// Attention kernels for head dims padded to 256.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch.cuh"
+
+namespace pgqa {
+
+cudaError_t LaunchAttention256(const LaunchPlan& plan, const AttentionParams& params,
+                               cudaStream_t stream) {
+  return LaunchDType<256>(plan, params, stream);
+}
+
+}  // namespace pgqa

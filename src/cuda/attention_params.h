@@ -1,0 +1,51 @@
+// Arguments of the attention kernel, passed by value as a grid constant.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/divisor.h"
+#include "pgqa/page_table.h"
+#include "pgqa/partition.h"
+#include "pgqa/types.h"
+
+namespace pgqa {
+
+struct RopeParams {
+  double log2_theta = 0.0;
+  double turns_scale =
+      0.0;  // 1 / (2 pi rope_scale): frequency i is turns_scale * theta^(-2 i / head_dim)
+};
+
+// In the order of first use: constants are fetched line by line, and a miss stalls all warps.
+struct AttentionParams {
+  PageTableView table;
+  PartitionConfig partition;
+  int32_t window_left = -1;
+  int32_t row_blocks = 1;  // blocks of rows_per_block query heads that share a KV head
+  int32_t head_dim = 0;
+  Divisor page_divisor;  // by table.page_size
+
+  const char* k_cache = nullptr;  // [pages, page_size, kv_heads, head_dim]; all strides in bytes
+  const char* v_cache = nullptr;
+  CacheStrides k_strides;
+  CacheStrides v_strides;
+  const char* q = nullptr;  // [batch, query_heads, head_dim]
+  int64_t q_batch_stride = 0;
+  int64_t q_head_stride = 0;
+  int32_t num_query_heads = 0;
+  int32_t group = 0;
+
+  float score_scale = 0.0F;  // sm_scale * log2 e
+  float cap = 0.0F;          // logits_soft_cap * log2 e; 0: none
+  float inverse_cap = 0.0F;  // sm_scale / logits_soft_cap
+  int32_t partial_rows = 0;  // rows stored a partial
+  RopeParams rope;
+
+  float* partials = nullptr;     // [slots, heads a worker, partial_rows, padded head_dim + 4]
+  uint32_t* counters = nullptr;  // [workers, heads a worker], zero between launches
+  char* out = nullptr;           // [batch, query_heads, head_dim], contiguous
+  float* lse = nullptr;          // [batch, query_heads], natural log; may be null
+};
+
+}  // namespace pgqa

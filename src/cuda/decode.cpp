@@ -1,0 +1,152 @@
+// Checks a decode call against its plan and launches the kernel.
+// SPDX-License-Identifier: Apache-2.0
+#include "pgqa/decode.h"
+
+#include <cmath>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "cuda/attention_params.h"
+#include "cuda/cuda_status.h"
+#include "cuda/launch.h"
+#include "pgqa/softmax_state.h"
+#include "pgqa/validate.h"
+
+namespace pgqa {
+namespace {
+
+constexpr int64_t kElementBytes = 2;
+constexpr int64_t kRowAlignment = 16;
+
+absl::Status CheckPointer(const char* name, const void* pointer, bool required) {
+  if (pointer == nullptr && required) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": got null, expected device memory"));
+  }
+  if (reinterpret_cast<uintptr_t>(pointer) % kRowAlignment != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ": got an address that is not 16-byte aligned, expected 16-byte aligned rows"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckStride(const char* name, int64_t stride) {
+  if (stride * kElementBytes % kRowAlignment == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, ": got a stride of ", stride, " elements, expected a multiple of 8 (16-byte rows)"));
+}
+
+absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
+  const bool has_pages = args.table.num_pages > 0;
+  const struct {
+    const char* name;
+    const void* pointer;
+    bool required;
+  } pointers[] = {{"q", args.q, true},
+                  {"k_cache", args.k_cache, has_pages},
+                  {"v_cache", args.v_cache, has_pages},
+                  {"out", args.out, true}};
+  for (const auto& p : pointers) {
+    if (absl::Status s = CheckPointer(p.name, p.pointer, p.required); !s.ok()) return s;
+  }
+  const struct {
+    const char* name;
+    int64_t stride;
+  } strides[] = {{"q", args.q_batch_stride},        {"q", args.q_head_stride},
+                 {"k_cache", args.k_strides.page},  {"k_cache", args.k_strides.token},
+                 {"k_cache", args.k_strides.head},  {"v_cache", args.v_strides.page},
+                 {"v_cache", args.v_strides.token}, {"v_cache", args.v_strides.head}};
+  for (const auto& s : strides) {
+    if (absl::Status status = CheckStride(s.name, s.stride); !status.ok()) return status;
+  }
+  if (args.table.page_size != plan.shape.page_size) {
+    return absl::InvalidArgumentError(absl::StrCat("page_size: got ", args.table.page_size,
+                                                   ", expected ", plan.shape.page_size,
+                                                   " as planned"));
+  }
+  return ValidateOptions(args.options);
+}
+
+absl::Status CheckWorkspace(const LaunchPlan& plan, const WorkspaceView& workspace) {
+  if (workspace.partial_bytes < plan.workspace_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("workspace: got ", workspace.partial_bytes,
+                                                   " bytes, expected at least ",
+                                                   plan.workspace_bytes));
+  }
+  if (workspace.num_counters < plan.num_counters || workspace.counters == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("workspace: got ", workspace.num_counters,
+                                                   " counters, expected at least ",
+                                                   plan.num_counters));
+  }
+  return CheckPointer("workspace", workspace.partials, plan.workspace_bytes > 0);
+}
+
+CacheStrides InBytes(const CacheStrides& s) {
+  return {s.page * kElementBytes, s.token * kElementBytes, s.head * kElementBytes};
+}
+
+AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
+                           const WorkspaceView& workspace) {
+  const AttentionOptions& options = args.options;
+  AttentionParams p;
+  p.q = static_cast<const char*>(args.q);
+  p.k_cache = static_cast<const char*>(args.k_cache);
+  p.v_cache = static_cast<const char*>(args.v_cache);
+  p.out = static_cast<char*>(args.out);
+  p.lse = args.lse;
+  p.partials = static_cast<float*>(workspace.partials);
+  p.counters = workspace.counters;
+  p.q_batch_stride = args.q_batch_stride * kElementBytes;
+  p.q_head_stride = args.q_head_stride * kElementBytes;
+  p.k_strides = InBytes(args.k_strides);
+  p.v_strides = InBytes(args.v_strides);
+  p.table = args.table;
+  p.page_divisor = Divisor(args.table.page_size);
+  p.partition = plan.partition;
+  p.num_query_heads = plan.shape.num_query_heads;
+  p.group = plan.shape.GroupSize();
+  p.head_dim = plan.shape.head_dim;
+  p.row_blocks = plan.row_blocks;
+  p.partial_rows = plan.partial_rows;
+  p.window_left = options.window_left;
+  p.score_scale = options.sm_scale * kLog2e;
+  if (options.logits_soft_cap > 0.0F) {
+    p.cap = options.logits_soft_cap * kLog2e;
+    p.inverse_cap = options.sm_scale / options.logits_soft_cap;
+  }
+  p.rope.log2_theta = std::log2(options.rope_theta);
+  p.rope.turns_scale = 1.0 / (2.0 * M_PI * options.rope_scale);
+  return p;
+}
+
+cudaError_t Launch(const LaunchPlan& plan, const AttentionParams& params, cudaStream_t stream) {
+  switch (plan.kernel.padded_head_dim) {
+    case 64:
+      return LaunchAttention64(plan, params, stream);
+    case 128:
+      return LaunchAttention128(plan, params, stream);
+    default:
+      return LaunchAttention256(plan, params, stream);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceProperties> QueryDevice(int device) {
+  DeviceProperties properties;
+  PGQA_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&properties.num_sms, cudaDevAttrMultiProcessorCount, device));
+  PGQA_RETURN_IF_CUDA_ERROR(cudaDeviceGetAttribute(
+      &properties.shared_memory_per_block_optin, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return properties;
+}
+
+absl::Status Decode(const LaunchPlan& plan, const DecodeArgs& args, const WorkspaceView& workspace,
+                    cudaStream_t stream) {
+  if (args.table.batch == 0) return absl::OkStatus();
+  if (absl::Status s = CheckArgs(plan, args); !s.ok()) return s;
+  if (absl::Status s = CheckWorkspace(plan, workspace); !s.ok()) return s;
+  return CudaStatus(Launch(plan, MakeParams(plan, args, workspace), stream),
+                    "attention kernel launch");
+}
+
+}  // namespace pgqa

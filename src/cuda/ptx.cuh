@@ -1,0 +1,94 @@
+// Named wrappers of the PTX instructions that the kernels use.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace pgqa::ptx {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies kBytes (8 or 16) to shared memory asynchronously; only the first `valid_bytes` (0 or kBytes) are
+// read, the rest is zero-filled.
+template <int kBytes>
+__device__ __forceinline__ void CopyAsync(uint32_t dst, const void* src, int32_t valid_bytes) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+                 "r"(valid_bytes));
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(dst), "l"(src),
+                 "r"(valid_bytes));
+  }
+}
+
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most kPending committed groups of this thread are in flight.
+template <int kPending>
+__device__ __forceinline__ void WaitCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Loads a word and has the L2 fetch the 256 bytes around it.
+__device__ __forceinline__ int32_t LoadAhead(const int32_t* address) {
+  int32_t value;
+  asm volatile("ld.global.L2::256B.b32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+}
+
+// Barrier of num_threads threads (a multiple of 32); ids 1 to 15, 0 is __syncthreads().
+__device__ __forceinline__ void NamedBarrier(int32_t id, int32_t num_threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+
+// Adds one, or wraps to 0 at `last`; returns the old value. Acquires and releases at device scope.
+__device__ __forceinline__ uint32_t IncrementWrapped(uint32_t* counter, uint32_t last) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(counter), "r"(last)
+               : "memory");
+  return old;
+}
+
+// Waits for the grid that this one programmatically depends on; returns at once otherwise.
+__device__ __forceinline__ void WaitForPrecedingGrid() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// c[16x8] += a[16x16] b[16x8], fp32 accumulation. Lane (g, j) = (lane / 4, lane % 4) holds a: rows g, g + 8 of
+// columns 2j.. and 2j + 8..; b: rows 2j.. and 2j + 8.. of column g; c: rows g, g + 8 of columns 2j, 2j + 1.
+template <class Element>
+__device__ __forceinline__ void Mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                    uint32_t a3, uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+
+}  // namespace pgqa::ptx

@@ -1,0 +1,109 @@
+// The launch plan: kernel configuration, grid and workspace from a shape and a device.
+// SPDX-License-Identifier: Apache-2.0
+#include "pgqa/launch_plan.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pgqa/validate.h"
+#include "tile_config.h"
+
+namespace pgqa {
+namespace {
+
+// Live tokens times heads a worker from which a worker of the GPU takes two heads. Measured on an H200 at head
+// dim 128 (us at 1, 2, 4, 8 heads): 8x4k, work 1986: 46, 46, 48, 54; 32 ragged 0.1-4k, 4163: 86, 83, 83, 87;
+// 64x8k, 31775: 531, 513, 503, 506. Eight heads were never the best.
+constexpr int32_t kDoubleHeadsFrom = 2000;
+constexpr int32_t kGpuMaxHeads = 4;
+// Of a worker of the CPU: several heads, since neighbouring heads make one long read of each token.
+constexpr int32_t kCpuStageTokens = 32;
+constexpr int32_t kCpuMaxHeads = 8;
+constexpr int32_t kTileRows = 16;  // of one tensor-core tile
+
+// The most warps, halving from the row's maximum, whose rings fit `limit` bytes; 0 if one does not.
+int32_t WarpsThatFit(const TileConfig& tile, int32_t limit) {
+  int32_t warps = tile.max_warps;
+  while (warps > 0 && tile.SharedBytes(warps) > limit) warps /= 2;
+  return warps;
+}
+
+int32_t MaxHeadsPerWorker(int32_t num_heads, int32_t warps) {
+  int32_t heads = 1;
+  while (heads * 2 <= warps && num_heads % (heads * 2) == 0) heads *= 2;
+  return heads;
+}
+
+// Sizes of partials and counters, once the partition and partial_rows are known.
+void SizeWorkspace(int32_t partial_floats, LaunchPlan* plan) {
+  const PartitionConfig& partition = plan->partition;
+  plan->num_slots = 2 * partition.num_workers;
+  plan->workspace_bytes = int64_t{plan->num_slots} * partition.max_heads_per_worker *
+                          plan->partial_rows * partial_floats * static_cast<int64_t>(sizeof(float));
+  plan->num_counters = partition.num_workers * partition.max_heads_per_worker;
+}
+
+}  // namespace
+
+absl::StatusOr<LaunchPlan> MakeGpuLaunchPlan(const AttentionShape& shape,
+                                             const DeviceProperties& device) {
+  if (absl::Status status = ValidateShape(shape, Backend::kGpu); !status.ok()) return status;
+  if (absl::Status status = ValidateNumWorkers("num_sms", device.num_sms); !status.ok())
+    return status;
+  const bool rope = shape.pos_encoding == PosEncoding::kRopeLlama;
+  const RowMode row_mode = shape.GroupSize() <= kSplitRows ? RowMode::kSplit : RowMode::kWide;
+  const TileConfig tile = TileConfigFor(shape.head_dim, rope, row_mode == RowMode::kWide);
+  const int32_t warps = WarpsThatFit(tile, device.shared_memory_per_block_optin);
+  if (warps == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shared_memory_per_block_optin: got ", device.shared_memory_per_block_optin,
+                     " bytes, expected at least ", tile.SharedBytes(1), " for head_dim ",
+                     shape.head_dim, rope ? " with RoPE" : ""));
+  }
+
+  LaunchPlan plan;
+  plan.shape = shape;
+  KernelConfig& kernel = plan.kernel;
+  kernel.padded_head_dim = tile.padded_head_dim;
+  kernel.row_mode = row_mode;
+  kernel.rope = rope;
+  kernel.dtype = shape.dtype;
+  kernel.num_warps = warps;
+  kernel.num_stages = tile.num_stages;
+  kernel.rows_per_block = row_mode == RowMode::kSplit ? kSplitRows : kTileRows * tile.wide_tiles;
+  kernel.shared_memory_bytes = tile.SharedBytes(warps);
+
+  plan.row_blocks = (shape.GroupSize() + kernel.rows_per_block - 1) / kernel.rows_per_block;
+  plan.partial_rows = std::min(shape.GroupSize(), kernel.rows_per_block);
+  PartitionConfig& partition = plan.partition;
+  partition.num_workers = device.num_sms;  // one CTA an SM
+  partition.warps_per_worker = warps;
+  partition.stage_tokens = kStageTokens;
+  partition.num_heads = shape.num_kv_heads * plan.row_blocks;
+  partition.max_heads_per_worker =
+      MaxHeadsPerWorker(partition.num_heads, std::min(warps, kGpuMaxHeads));
+  partition.min_tiles_per_worker = 1;
+  partition.double_heads_from = kDoubleHeadsFrom;
+  SizeWorkspace(tile.PartialFloats(), &plan);
+  return plan;
+}
+
+absl::StatusOr<LaunchPlan> MakeCpuLaunchPlan(const AttentionShape& shape, int32_t num_threads) {
+  if (absl::Status status = ValidateShape(shape, Backend::kCpu); !status.ok()) return status;
+  if (absl::Status status = ValidateNumWorkers("num_threads", num_threads); !status.ok())
+    return status;
+  LaunchPlan plan;
+  plan.shape = shape;
+  plan.kernel.dtype = shape.dtype;
+  plan.partial_rows = shape.GroupSize();
+  plan.partition.num_workers = num_threads;
+  plan.partition.stage_tokens = kCpuStageTokens;
+  plan.partition.num_heads = shape.num_kv_heads;
+  plan.partition.max_heads_per_worker = MaxHeadsPerWorker(shape.num_kv_heads, kCpuMaxHeads);
+  plan.partition.warps_per_worker = plan.partition.max_heads_per_worker;
+  SizeWorkspace(shape.head_dim + 4, &plan);  // accumulator, maximum, sum, two words unused
+  return plan;
+}
+
+}  // namespace pgqa

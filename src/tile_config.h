@@ -1,0 +1,72 @@
+// Tile constants of the attention kernel, one row a padded head dim, and the shared memory they imply.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "pgqa/host_device.h"
+
+namespace pgqa {
+
+constexpr int32_t kStageTokens = 16;  // tokens of one ring stage: the depth of one tensor-core step
+constexpr int32_t kFetchAhead = 1;    // stages from the load of a page id to its first use
+constexpr int32_t kMergeRows = 8;     // query heads that the warps of a head merge in one round
+constexpr int32_t kSplitRows = 8;     // rows of a tile that RowMode::kSplit fills with query heads
+
+// Row pitches are padded so that the 16-byte shared-memory reads of a warp never conflict: K rows are read
+// by eight row lanes of four neighbouring columns, V rows by four row pairs of eight columns.
+struct TileConfig {
+  int32_t padded_head_dim;
+  int32_t max_warps;
+  int32_t num_stages;    // of each warp's ring
+  int32_t wide_tiles;    // 16-row tiles a warp computes in RowMode::kWide
+  int32_t frame_stages;  // RoPE: stages of a warp that share a rotation of q; 0: no RoPE
+  bool keeps_turned_q;   // RoPE: the turned q stays in shared memory between them
+
+  PGQA_HOST_DEVICE constexpr int32_t RowBytes() const { return padded_head_dim * 2; }
+  PGQA_HOST_DEVICE constexpr int32_t KeyPitch() const { return RowBytes() + 64; }
+  PGQA_HOST_DEVICE constexpr int32_t ValuePitch() const { return RowBytes() + 16; }
+  PGQA_HOST_DEVICE constexpr int32_t KeyBytes() const { return kStageTokens * KeyPitch(); }
+  PGQA_HOST_DEVICE constexpr int32_t StageBytes() const {
+    return KeyBytes() + kStageTokens * ValuePitch();
+  }
+  PGQA_HOST_DEVICE constexpr int32_t RingBytes() const { return num_stages * StageBytes(); }
+  // One fp32 row of a partial in shared or global memory: accumulator, maximum, sum, two words unused.
+  PGQA_HOST_DEVICE constexpr int32_t PartialFloats() const { return padded_head_dim + 4; }
+  // Pieces that a loader may be ahead, a power of two: one a stage, one a fetched stage.
+  PGQA_HOST_DEVICE constexpr int32_t QueueCapacity() const {
+    return num_stages + kFetchAhead <= 4 ? 4 : 8;
+  }
+  PGQA_HOST_DEVICE constexpr int32_t ScratchBytes() const {
+    return QueueCapacity() * 56 + kStageTokens * 16 + 16;
+  }
+  // RoPE, a warp: the rotation of its current frame as (cos, sin) pairs, then the turned q of eight query heads
+  // as high and low parts.
+  PGQA_HOST_DEVICE constexpr int32_t RotationBytes() const { return padded_head_dim / 2 * 8; }
+  PGQA_HOST_DEVICE constexpr int32_t FrameBytes() const {
+    return frame_stages == 0 ? 0 : RotationBytes() + (keeps_turned_q ? 8 * padded_head_dim * 4 : 0);
+  }
+  // RoPE, a CTA: the rotation of each row of the stages of a frame. The pitch keeps the reads of two row lanes
+  // apart.
+  PGQA_HOST_DEVICE constexpr int32_t RowRotationPitch() const { return RotationBytes() + 64; }
+  PGQA_HOST_DEVICE constexpr int32_t StageRotationBytes() const {
+    return kStageTokens * RowRotationPitch();
+  }
+
+  PGQA_HOST_DEVICE constexpr int32_t SharedBytes(int32_t num_warps) const {
+    return num_warps * (RingBytes() + ScratchBytes() + FrameBytes()) +
+           frame_stages * StageRotationBytes();
+  }
+};
+
+// As many stages as 227 KB hold: 160 to 192 KB of K and V in flight an SM, 128 KB where RoPE needs tables. At
+// head dim 256 fewer warps, whose accumulators take the registers of two. `wide` is RowMode::kWide.
+PGQA_HOST_DEVICE constexpr TileConfig TileConfigFor(int32_t head_dim, bool rope,
+                                                    bool wide = false) {
+  const bool keep = rope && !wide;
+  if (head_dim <= 64) return {64, 8, keep ? 4 : 5, rope ? 1 : 2, keep ? 4 : rope ? 1 : 0, keep};
+  if (head_dim <= 128) return {128, 8, 2, rope ? 1 : 2, keep ? 4 : rope ? 1 : 0, keep};
+  return {256, 4, rope ? 2 : 3, 1, keep ? 2 : rope ? 1 : 0, keep};
+}
+
+}  // namespace pgqa

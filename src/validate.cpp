@@ -1,0 +1,229 @@
+// Every rule on shapes, options, partition settings and host page tables, in one place each.
+// SPDX-License-Identifier: Apache-2.0
+#include "pgqa/validate.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace pgqa {
+namespace {
+
+std::string Fault(const absl::AlphaNum& argument, const absl::AlphaNum& got,
+                  const absl::AlphaNum& expected) {
+  return absl::StrCat(argument, ": got ", got, ", expected ", expected);
+}
+
+absl::Status FaultStatus(const absl::AlphaNum& argument, const absl::AlphaNum& got,
+                         const absl::AlphaNum& expected) {
+  return absl::InvalidArgumentError(Fault(argument, got, expected));
+}
+
+absl::Status FirstFault(const std::vector<std::string>& faults) {
+  return faults.empty() ? absl::OkStatus() : absl::InvalidArgumentError(faults.front());
+}
+
+bool IsPowerOfTwo(int32_t value) { return value > 0 && (value & (value - 1)) == 0; }
+
+// Appends a fault unless value >= minimum.
+void CheckAtLeast(const char* argument, int64_t value, int64_t minimum,
+                  std::vector<std::string>* faults) {
+  if (value < minimum)
+    faults->push_back(Fault(argument, value, absl::StrCat("at least ", minimum)));
+}
+
+bool NeedsEvenHeadDim(const AttentionShape& shape) {
+  return shape.pos_encoding == PosEncoding::kRopeLlama;
+}
+
+void CheckHeadDim(const AttentionShape& shape, Backend backend, std::vector<std::string>* faults) {
+  const int32_t head_dim = shape.head_dim;
+  if (backend == Backend::kGpu) {
+    if (head_dim < 8 || head_dim > kMaxGpuHeadDim || head_dim % 8 != 0) {
+      faults->push_back(
+          Fault("head_dim", head_dim, absl::StrCat("a multiple of 8 from 8 to ", kMaxGpuHeadDim)));
+    }
+  } else if (head_dim < 1) {
+    faults->push_back(Fault("head_dim", head_dim, "at least 1"));
+  } else if (NeedsEvenHeadDim(shape) && head_dim % 2 != 0) {
+    faults->push_back(
+        Fault("head_dim", head_dim, "an even number with pos_encoding_mode 1 (ROPE_LLAMA)"));
+  }
+}
+
+void CheckHeads(const AttentionShape& shape, Backend backend, std::vector<std::string>* faults) {
+  CheckAtLeast("num_query_heads", shape.num_query_heads, 1, faults);
+  CheckAtLeast("num_kv_heads", shape.num_kv_heads, 1, faults);
+  if (shape.num_query_heads < 1 || shape.num_kv_heads < 1) return;
+  if (shape.num_query_heads % shape.num_kv_heads != 0) {
+    faults->push_back(Fault("num_query_heads", shape.num_query_heads,
+                            absl::StrCat("a multiple of num_kv_heads (", shape.num_kv_heads, ")")));
+  } else if (backend == Backend::kGpu && shape.GroupSize() > kMaxGpuGroupSize) {
+    faults->push_back(Fault("num_query_heads", shape.num_query_heads,
+                            absl::StrCat("at most ", kMaxGpuGroupSize, " times num_kv_heads (",
+                                         shape.num_kv_heads, ")")));
+  }
+}
+
+void CheckDType(DType dtype, Backend backend, std::vector<std::string>* faults) {
+  if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) return;
+  if (dtype != DType::kFloat32) {
+    faults->push_back(Fault("dtype", absl::StrCat("DType ", static_cast<int32_t>(dtype)),
+                            "float16, bfloat16 or float32"));
+  } else if (backend == Backend::kGpu) {
+    faults->push_back(Fault("dtype", "float32", "float16 or bfloat16 on a GPU"));
+  }
+}
+
+// Sizes and pointers that have no request.
+absl::Status ValidateTableSizes(const PageTableView& table) {
+  std::vector<std::string> faults;
+  CheckAtLeast("batch", table.batch, 0, &faults);
+  CheckAtLeast("page_size", table.page_size, 1, &faults);
+  CheckAtLeast("num_pages", table.num_pages, 0, &faults);
+  CheckAtLeast("num_indices", table.num_indices, 0, &faults);
+  if (table.batch > 0 && table.indptr == nullptr) {
+    faults.push_back(
+        Fault("page_indptr", "null", absl::StrCat(int64_t{table.batch} + 1, " entries")));
+  }
+  if (table.batch > 0 && table.last_page_len == nullptr) {
+    faults.push_back(Fault("last_page_len", "null", absl::StrCat(table.batch, " entries")));
+  }
+  return FirstFault(faults);
+}
+
+absl::Status ValidateRow(const PageTableView& table, int32_t request) {
+  const int32_t begin = table.indptr[request];
+  const int32_t end = table.indptr[request + 1];
+  const auto of_request = [request](const char* argument) {
+    return absl::StrCat(argument, " of request ", request);
+  };
+  if (begin < 0)
+    return FaultStatus(of_request("page_indptr"), begin, "a row that begins at 0 or later");
+  if (end < begin) {
+    return FaultStatus(of_request("page_indptr"), absl::StrCat(begin, " to ", end),
+                       "a row that does not decrease");
+  }
+  if (end > table.num_indices) {
+    return FaultStatus(of_request("page_indices"), absl::StrCat(table.num_indices, " entries"),
+                       absl::StrCat("at least ", end));
+  }
+  const int32_t last_len = table.last_page_len[request];
+  if (end > begin && (last_len < 1 || last_len > table.page_size)) {
+    return FaultStatus(of_request("last_page_len"), last_len,
+                       absl::StrCat("1 to page_size (", table.page_size, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidatePageIds(const PageTableView& table) {
+  if (table.batch > 0 && table.indices == nullptr && table.indptr[0] < table.indptr[table.batch]) {
+    return FaultStatus("page_indices", "null", absl::StrCat(table.indptr[table.batch], " entries"));
+  }
+  for (int32_t request = 0; request < table.batch; ++request) {
+    for (int64_t entry = table.indptr[request]; entry < table.indptr[request + 1]; ++entry) {
+      const int32_t id = table.indices[entry];
+      if (id < 0 || id >= table.num_pages) {
+        return FaultStatus(absl::StrCat("page_indices of request ", request),
+                           absl::StrCat("page ", id, " at entry ", entry),
+                           absl::StrCat("0 to num_pages - 1 (", table.num_pages - 1, ")"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<std::string> ShapeFaults(const AttentionShape& shape, Backend backend) {
+  std::vector<std::string> faults;
+  CheckAtLeast("batch", shape.batch, 0, &faults);
+  CheckHeads(shape, backend, &faults);
+  CheckHeadDim(shape, backend, &faults);
+  CheckAtLeast("page_size", shape.page_size, 1, &faults);
+  CheckDType(shape.dtype, backend, &faults);
+  if (shape.pos_encoding != PosEncoding::kNone && shape.pos_encoding != PosEncoding::kRopeLlama) {
+    faults.push_back(Fault("pos_encoding_mode", static_cast<int32_t>(shape.pos_encoding),
+                           "0 (NONE) or 1 (ROPE_LLAMA)"));
+  }
+  return faults;
+}
+
+absl::Status ValidateShape(const AttentionShape& shape, Backend backend) {
+  return FirstFault(ShapeFaults(shape, backend));
+}
+
+std::vector<std::string> OptionFaults(const AttentionOptions& options) {
+  std::vector<std::string> faults;
+  if (!std::isfinite(options.sm_scale)) {
+    faults.push_back(Fault("sm_scale", options.sm_scale, "a finite number"));
+  }
+  if (const absl::Status status = ValidateWindowLeft(options.window_left); !status.ok()) {
+    faults.emplace_back(status.message());
+  }
+  if (!(options.logits_soft_cap >= 0.0F) || !std::isfinite(options.logits_soft_cap)) {
+    faults.push_back(
+        Fault("logits_soft_cap", options.logits_soft_cap, "0 (no cap) or a finite number above 0"));
+  }
+  const auto check_positive = [&faults](const char* argument, double value) {
+    if (!(value > 0.0) || !std::isfinite(value)) {
+      faults.push_back(Fault(argument, value, "a finite number above 0"));
+    }
+  };
+  check_positive("rope_scale", options.rope_scale);
+  check_positive("rope_theta", options.rope_theta);
+  return faults;
+}
+
+absl::Status ValidateOptions(const AttentionOptions& options) {
+  return FirstFault(OptionFaults(options));
+}
+
+absl::Status ValidateWindowLeft(int32_t window_left) {
+  if (window_left >= -1) return absl::OkStatus();
+  return FaultStatus("window_left", window_left, "-1 (no window) or more");
+}
+
+absl::Status ValidateNumWorkers(const char* argument, int32_t num_workers) {
+  if (num_workers >= 1 && num_workers <= kMaxWorkers) return absl::OkStatus();
+  return FaultStatus(argument, num_workers, absl::StrCat("1 to ", kMaxWorkers));
+}
+
+absl::Status ValidatePartitionConfig(const PartitionConfig& config) {
+  if (absl::Status status = ValidateNumWorkers("num_workers", config.num_workers); !status.ok()) {
+    return status;
+  }
+  if (!IsPowerOfTwo(config.warps_per_worker)) {
+    return FaultStatus("warps_per_worker", config.warps_per_worker, "a power of two");
+  }
+  std::vector<std::string> faults;
+  CheckAtLeast("stage_tokens", config.stage_tokens, 1, &faults);
+  CheckAtLeast("num_heads", config.num_heads, 1, &faults);
+  CheckAtLeast("min_tiles_per_worker", config.min_tiles_per_worker, 1, &faults);
+  CheckAtLeast("double_heads_from", config.double_heads_from, 1, &faults);
+  if (!faults.empty()) return FirstFault(faults);
+  const int32_t heads = config.max_heads_per_worker;
+  if (!IsPowerOfTwo(heads) || heads > config.warps_per_worker || config.num_heads % heads != 0) {
+    return FaultStatus(
+        "max_heads_per_worker", heads,
+        absl::StrCat("a power of two that divides num_heads (", config.num_heads,
+                     ") and is at most warps_per_worker (", config.warps_per_worker, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateRows(const PageTableView& host_table) {
+  if (absl::Status status = ValidateTableSizes(host_table); !status.ok()) return status;
+  for (int32_t request = 0; request < host_table.batch; ++request) {
+    if (absl::Status status = ValidateRow(host_table, request); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidatePageTable(const PageTableView& host_table) {
+  if (absl::Status status = ValidateRows(host_table); !status.ok()) return status;
+  return ValidatePageIds(host_table);
+}
+
+}  // namespace pgqa
