@@ -80,7 +80,10 @@ class PieceComputer {
     const int32_t tile_tokens = plan_.partition.tile_tokens;
     tokens_left_ = piece_.live.size() - piece_.first_tile * tile_tokens - role_.rank * kStageTokens;
     const HeadRange heads = HeadsOf();
-    queries_.Start(params_, piece_.request, heads.first, heads.count);
+    queries_.Start(
+        params_,
+        params_.q + piece_.request * params_.q_batch_stride + heads.first * params_.q_head_stride,
+        heads.count);
     accumulator_.Reset();
   }
 
@@ -90,7 +93,8 @@ class PieceComputer {
     if (tokens_left_ > 0) {
       const int32_t num_rows = static_cast<int32_t>(min(tokens_left_, Index{kStageTokens}));
       StageScores<Traits> scores = {};
-      queries_.ComputeStage(stage, tokens_left_ - 1, layout_.RowRotations(), frame, scores);
+      queries_.ComputeStage(params_, stage, tokens_left_ - 1, layout_.RowRotations(), frame,
+                            scores);
       accumulator_.Add(params_, scores, stage + Traits::kTile.KeyBytes(), num_rows);
     }
     tokens_left_ -= plan_.partition.tile_tokens;

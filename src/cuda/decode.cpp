@@ -35,6 +35,13 @@ absl::Status CheckStride(const char* name, int64_t stride) {
       name, ": got a stride of ", stride, " elements, expected a multiple of 8 (16-byte rows)"));
 }
 
+// Planning a batch takes 16 bytes of shared memory for 32 requests.
+absl::Status CheckBatch(const LaunchPlan& plan, int32_t batch) {
+  const int32_t most = plan.kernel.shared_memory_bytes / 16 * 32;
+  if (batch >= 0 && batch <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("batch: got ", batch, ", expected 0 to ", most));
+}
+
 absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
   const bool has_pages = args.table.num_pages > 0;
   const struct {
@@ -143,6 +150,7 @@ absl::StatusOr<DeviceProperties> QueryDevice(int device) {
 absl::Status Decode(const LaunchPlan& plan, const DecodeArgs& args, const WorkspaceView& workspace,
                     cudaStream_t stream) {
   if (args.table.batch == 0) return absl::OkStatus();
+  if (absl::Status s = CheckBatch(plan, args.table.batch); !s.ok()) return s;
   if (absl::Status s = CheckArgs(plan, args); !s.ok()) return s;
   if (absl::Status s = CheckWorkspace(plan, workspace); !s.ok()) return s;
   return CudaStatus(Launch(plan, MakeParams(plan, args, workspace), stream),

@@ -212,6 +212,7 @@ __device__ __forceinline__ void FinishPiece(const AttentionParams& params, const
                                             const TeamTarget& target, Accumulator<Traits>& acc,
                                             float* areas, int32_t* flag) {
   acc.Finish();
+  __syncwarp();  // the stage that `areas` lies in has been read
   FinishRowSets<Traits, 0>(params, role, target, acc, areas);
   if (target.is_whole) return;
   if (ArriveLast(role, target, flag)) MergeSlots<Traits>(params, role, target);

@@ -37,6 +37,10 @@ __device__ __forceinline__ void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+__device__ __forceinline__ void Prefetch(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+}
+
 // Loads a word and has the L2 fetch the 256 bytes around it.
 __device__ __forceinline__ int32_t LoadAhead(const int32_t* address) {
   int32_t value;

@@ -30,12 +30,10 @@ template <class Traits>
 struct Queries {
   uint4 unit[Traits::kRowSets][Traits::kChunks];
 
-  // `first_head` is the block's first query head, num_rows its size.
-  __device__ __forceinline__ void Load(const AttentionParams& params, int32_t request,
-                                       int32_t first_head, int32_t num_rows) {
+  // `base` is the block's first query head, num_rows the block's size.
+  __device__ __forceinline__ void Load(const AttentionParams& params, const char* base,
+                                       int32_t num_rows) {
     const int32_t lane = threadIdx.x % kWarpSize;
-    const char* base =
-        params.q + request * params.q_batch_stride + first_head * params.q_head_stride;
 #pragma unroll
     for (int32_t set = 0; set < Traits::kRowSets; ++set) {
       const int32_t row = set * 8 + lane / 4;
@@ -165,22 +163,31 @@ __device__ __forceinline__ void MultiplyTurnedStage(const char* stage, const cha
 template <class Traits>
 class StageQueries {
  public:
-  __device__ __forceinline__ void Start(const AttentionParams& params, int32_t request,
-                                        int32_t first_head, int32_t num_rows) {
-    queries_.Load(params, request, first_head, num_rows);
+  // `base` is the first query head of the block, num_rows its size.
+  __device__ __forceinline__ void Start(const AttentionParams& params, const char* base,
+                                        int32_t num_rows) {
+    if constexpr (Traits::kTile.keeps_turned_q) {
+      base_ = base;
+      num_rows_ = num_rows;
+      const int32_t row = threadIdx.x % kWarpSize / 4;
+      const char* quarter = base + row * params.q_head_stride + threadIdx.x % 4 * 128;
+      if (row < num_rows && threadIdx.x % 4 * 64 < params.head_dim) ptx::Prefetch(quarter);
+    } else {
+      queries_.Load(params, base, num_rows);
+    }
     stage_in_frame_ = Traits::kTile.frame_stages;
     starts_piece_ = true;
   }
 
   // Scores of the next stage, whose first token lies `distance` before the query.
   template <class Frame>
-  __device__ __forceinline__ void ComputeStage(const char* stage, int64_t distance,
-                                               const char* row_rotations, Frame& frame,
-                                               StageScores<Traits>& scores) {
+  __device__ __forceinline__ void ComputeStage(const AttentionParams& params, const char* stage,
+                                               int64_t distance, const char* row_rotations,
+                                               Frame& frame, StageScores<Traits>& scores) {
     if constexpr (!Traits::kRope) {
       ComputeScores<Traits>(queries_, stage, scores);
     } else {
-      if (stage_in_frame_ == Traits::kTile.frame_stages) StartFrame(distance, frame);
+      if (stage_in_frame_ == Traits::kTile.frame_stages) StartFrame(params, distance, frame);
       const char* rotations = row_rotations + stage_in_frame_ * Traits::kTile.StageRotationBytes();
       ++stage_in_frame_;
       if constexpr (Traits::kTile.keeps_turned_q) {
@@ -195,8 +202,8 @@ class StageQueries {
         AddLowRows(scores);
       } else {
         MultiplyTurnedStage<Traits>(
-            stage, rotations, [&](int32_t c, int32_t set) { return Turn(c, set, frame.Table()); },
-            scores);
+            stage, rotations,
+            [&](int32_t c, int32_t set) { return Turn(queries_, c, set, frame.Table()); }, scores);
       }
     }
   }
@@ -205,19 +212,25 @@ class StageQueries {
   using Unit = TurnedUnit<typename Traits::Element>;
 
   template <class Frame>
-  __device__ __forceinline__ void StartFrame(int64_t distance, Frame& frame) {
+  __device__ __forceinline__ void StartFrame(const AttentionParams& params, int64_t distance,
+                                             Frame& frame) {
     frame.Advance(distance, starts_piece_);
     starts_piece_ = false;
     stage_in_frame_ = 0;
     if constexpr (Traits::kTile.keeps_turned_q) {
+      Queries<Traits>
+          queries;  // loaded anew: they would take the registers that the loop is short of
+      queries.Load(params, base_, num_rows_);
 #pragma unroll
-      for (int32_t c = 0; c < Traits::kHalfChunks; ++c)
-        Turn(c, 0, frame.Table()).Store(Place(frame, c));
+      for (int32_t c = 0; c < Traits::kHalfChunks; ++c) {
+        Turn(queries, c, 0, frame.Table()).Store(Place(frame, c));
+      }
     }
   }
 
-  __device__ __forceinline__ Unit Turn(int32_t c, int32_t set, const char* table) const {
-    return Unit(queries_.unit[set][c], queries_.unit[set][c + Traits::kHalfChunks],
+  __device__ __forceinline__ static Unit Turn(const Queries<Traits>& queries, int32_t c,
+                                              int32_t set, const char* table) {
+    return Unit(queries.unit[set][c], queries.unit[set][c + Traits::kHalfChunks],
                 table + c * 256 + threadIdx.x % 4 * 16);
   }
 
@@ -236,7 +249,9 @@ class StageQueries {
     }
   }
 
-  Queries<Traits> queries_;
+  Queries<Traits> queries_;  // unused where the turned q is kept
+  const char* base_ = nullptr;
+  int32_t num_rows_ = 0;
   int32_t stage_in_frame_ = 0;
   bool starts_piece_ = false;
 };

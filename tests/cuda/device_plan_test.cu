@@ -59,8 +59,8 @@ __device__ bool SamePlan(const WorkerRecord& a, const WorkerRecord& b) {
          a.start.request == b.start.request && a.start.request_unit == b.start.request_unit;
 }
 
-// One CTA a worker, numbered as the host numbers them. Pieces of worker w go to pieces[w * max_pieces] on; more than max_pieces are only
-// counted.
+// One CTA a worker, numbered as the host numbers them. Pieces of worker w go to
+// pieces[w * max_pieces] on; more than max_pieces are only counted.
 template <class Index>
 __global__ void PlanKernel(PartitionConfig config, PageTableView table, int32_t window_left,
                            WorkerRecord* records, Piece* pieces, int32_t max_pieces) {
@@ -140,7 +140,7 @@ void ExpectDevicePlans(const HostPlan& expected, const PartitionConfig& config,
   const DeviceArray<WorkerRecord> records(num_workers);
   const DeviceArray<Piece> pieces(num_workers * expected.max_pieces);
   const size_t runs = static_cast<size_t>(device_table.batch) / kWarpSize + 1;
-  PlanKernel<Index><<<config.num_workers, kThreads, 2 * runs * sizeof(Index)>>>(
+  PlanKernel<Index><<<config.num_workers, kThreads, 2 * runs * sizeof(int64_t)>>>(
       config, device_table, window_left, records.data(), pieces.data(),
       static_cast<int32_t>(expected.max_pieces));
   Check(cudaGetLastError());

@@ -81,6 +81,7 @@ def test_calls_wait_for_nothing() -> None:  # T50
             spin()
             with no_synchronisation():
                 outs = [case.run() for case, _ in pairs]
+        torch.cuda.synchronize()
         for out, (_, expected) in zip(outs, pairs):
             assert torch.equal(out, expected)
 
