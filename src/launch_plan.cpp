@@ -20,7 +20,6 @@ constexpr int32_t kGpuMaxHeads = 4;
 // Of a worker of the CPU: several heads, since neighbouring heads make one long read of each token.
 constexpr int32_t kCpuStageTokens = 32;
 constexpr int32_t kCpuMaxHeads = 8;
-constexpr int32_t kTileRows = 16;  // of one tensor-core tile
 
 // The most warps, halving from the row's maximum, whose rings fit `limit` bytes; 0 if one does not.
 int32_t WarpsThatFit(const TileConfig& tile, int32_t limit) {
@@ -71,7 +70,7 @@ absl::StatusOr<LaunchPlan> MakeGpuLaunchPlan(const AttentionShape& shape,
   kernel.dtype = shape.dtype;
   kernel.num_warps = warps;
   kernel.num_stages = tile.num_stages;
-  kernel.rows_per_block = row_mode == RowMode::kSplit ? kSplitRows : kTileRows * tile.wide_tiles;
+  kernel.rows_per_block = row_mode == RowMode::kSplit ? kSplitRows : kTileRows;
   kernel.shared_memory_bytes = tile.SharedBytes(warps);
 
   plan.row_blocks = (shape.GroupSize() + kernel.rows_per_block - 1) / kernel.rows_per_block;

@@ -11,6 +11,7 @@ namespace pgqa {
 constexpr int32_t kStageTokens = 16;  // tokens of one ring stage: the depth of one tensor-core step
 constexpr int32_t kFetchAhead = 1;    // stages from the load of a page id to its first use
 constexpr int32_t kMergeRows = 8;     // query heads that the warps of a head merge in one round
+constexpr int32_t kTileRows = 16;     // rows of a tensor-core tile: query heads of RowMode::kWide
 constexpr int32_t kSplitRows = 8;     // rows of a tile that RowMode::kSplit fills with query heads
 
 // Row pitches are padded so that the 16-byte shared-memory reads of a warp never conflict: K rows are read
@@ -19,7 +20,6 @@ struct TileConfig {
   int32_t padded_head_dim;
   int32_t max_warps;
   int32_t num_stages;    // of each warp's ring
-  int32_t wide_tiles;    // 16-row tiles a warp computes in RowMode::kWide
   int32_t frame_stages;  // RoPE: stages of a warp that share a rotation of q; 0: no RoPE
   bool keeps_turned_q;   // RoPE: the turned q stays in shared memory between them
 
@@ -59,14 +59,17 @@ struct TileConfig {
   }
 };
 
-// As many stages as 227 KB hold: 160 to 192 KB of K and V in flight an SM, 128 KB where RoPE needs tables. At
-// head dim 256 fewer warps, whose accumulators take the registers of two. `wide` is RowMode::kWide.
+// `wide` is RowMode::kWide. Head dim 64 and 256: as many stages as 227 KB hold, 160 to 192 KB of K and V in flight
+// an SM, less where RoPE needs tables; at 256 fewer warps, whose accumulators take the registers of two. Head dim
+// 128: two stages, 128 KB; three were 1 to 2 % slower on large batches (H200, 64x8k: 504 against 499 us).
+// A warp computes one 16-row tile: two of them, for groups above 16, spilled registers and were twice as slow (32x4k
+// at group 32: 300 against 151 us), although the blocks of a group then read K and V again through the L2.
 PGQA_HOST_DEVICE constexpr TileConfig TileConfigFor(int32_t head_dim, bool rope,
                                                     bool wide = false) {
   const bool keep = rope && !wide;
-  if (head_dim <= 64) return {64, 8, keep ? 4 : 5, rope ? 1 : 2, keep ? 4 : rope ? 1 : 0, keep};
-  if (head_dim <= 128) return {128, 8, 2, rope ? 1 : 2, keep ? 4 : rope ? 1 : 0, keep};
-  return {256, 4, rope ? 2 : 3, 1, keep ? 2 : rope ? 1 : 0, keep};
+  if (head_dim <= 64) return {64, 8, keep ? 4 : 5, keep ? 4 : rope ? 1 : 0, keep};
+  if (head_dim <= 128) return {128, 8, 2, keep ? 4 : rope ? 1 : 0, keep};
+  return {256, 4, rope ? 2 : 3, keep ? 2 : rope ? 1 : 0, keep};
 }
 
 }  // namespace pgqa

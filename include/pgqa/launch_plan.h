@@ -18,7 +18,7 @@ struct DeviceProperties {
 
 // One compiled kernel. padded_head_dim is 64, 128 or 256; row_mode below.
 //   kSplit  groups up to 8: query heads in rows 0-7 of the tensor-core tile, low parts in rows 8-15
-//   kWide   larger groups: 16 rows a tile, one or two tiles a warp
+//   kWide   larger groups: 16 rows a tile
 enum class RowMode : int32_t { kSplit, kWide };
 
 struct KernelConfig {

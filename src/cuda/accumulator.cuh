@@ -18,19 +18,16 @@ struct Accumulator {
   using Element = typename Traits::Element;
   static constexpr int kColumnTiles = Traits::kHeadDim / 8;
 
-  float out[Traits::kRowTiles][kColumnTiles][4];
+  float out[kColumnTiles][4];
   float max[Traits::kRowSets];  // base-2 scores
   float sum[Traits::kRowSets];  // of this lane's tokens until Finish()
 
   // Empty state.
   __device__ __forceinline__ void Reset() {
 #pragma unroll
-    for (int32_t tile = 0; tile < Traits::kRowTiles; ++tile) {
+    for (int32_t column = 0; column < kColumnTiles; ++column) {
 #pragma unroll
-      for (int32_t column = 0; column < kColumnTiles; ++column) {
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i) out[tile][column][i] = 0.0F;
-      }
+      for (int32_t i = 0; i < 4; ++i) out[column][i] = 0.0F;
     }
 #pragma unroll
     for (int32_t set = 0; set < Traits::kRowSets; ++set) {
@@ -40,15 +37,13 @@ struct Accumulator {
   }
 
   // Adds one stage: `scores` raw products, `values` the address of its V rows, num_rows > 0 live tokens.
-  __device__ __forceinline__ void Add(const AttentionParams& params, StageScores<Traits>& scores,
+  __device__ __forceinline__ void Add(const AttentionParams& params, StageScores& scores,
                                       const char* values, int32_t num_rows) {
     ScaleScores(params, scores);
     if (num_rows < kStageTokens) MaskScores(scores, num_rows);
     UpdateMax(scores);
-    uint32_t weights[Traits::kRowTiles][4];
-#pragma unroll
-    for (int32_t tile = 0; tile < Traits::kRowTiles; ++tile)
-      TakeWeights(scores[tile], tile, weights[tile]);
+    uint32_t weights[4];
+    TakeWeights(scores, weights);
     AddValues(values, weights);
   }
 
@@ -62,31 +57,24 @@ struct Accumulator {
     if constexpr (Traits::kSplit) {
 #pragma unroll
       for (int32_t column = 0; column < kColumnTiles; ++column) {
-        out[0][column][0] += out[0][column][2];
-        out[0][column][1] += out[0][column][3];
+        out[column][0] += out[column][2];
+        out[column][1] += out[column][3];
       }
     }
   }
 
  private:
-  static __device__ __forceinline__ int32_t Set(int32_t tile, int32_t fragment_half) {
-    return Traits::kSplit ? 0 : 2 * tile + fragment_half;
-  }
-
-  // Fragment halves that hold rows: rows g + 8 of a split tile hold none.
-  static constexpr int kHalves = Traits::kSplit ? 1 : 2;
+  // Elements of a score fragment that hold scores: rows g, and unless split g + 8, of two tokens.
+  static constexpr int kElements = 2 * Traits::kRowSets;
 
   static __device__ __forceinline__ void ScaleScores(const AttentionParams& params,
-                                                     StageScores<Traits>& scores) {
+                                                     StageScores& scores) {
 #pragma unroll
-    for (int32_t tile = 0; tile < Traits::kRowTiles; ++tile) {
+    for (int32_t half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int32_t half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int32_t i = 0; i < 2 * kHalves; ++i) {
-          float& s = scores[tile][half][i];
-          s = params.cap > 0.0F ? SoftCap(params, s) : s * params.score_scale;
-        }
+      for (int32_t i = 0; i < kElements; ++i) {
+        float& s = scores[half][i];
+        s = params.cap > 0.0F ? SoftCap(params, s) : s * params.score_scale;
       }
     }
   }
@@ -100,30 +88,25 @@ struct Accumulator {
     return params.cap * (fabsf(x) < 0.015625F ? series : tanh_x);
   }
 
-  static __device__ __forceinline__ void MaskScores(StageScores<Traits>& scores, int32_t num_rows) {
+  static __device__ __forceinline__ void MaskScores(StageScores& scores, int32_t num_rows) {
     const int32_t token = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int32_t tile = 0; tile < Traits::kRowTiles; ++tile) {
+    for (int32_t half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int32_t half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int32_t i = 0; i < 2 * kHalves; ++i) {
-          if (half * 8 + token + i % 2 >= num_rows) scores[tile][half][i] = -INFINITY;
-        }
+      for (int32_t i = 0; i < kElements; ++i) {
+        if (half * 8 + token + i % 2 >= num_rows) scores[half][i] = -INFINITY;
       }
     }
   }
 
   // Raises the maxima and rescales what was summed against the old ones, if any lane's rose.
-  __device__ __forceinline__ void UpdateMax(const StageScores<Traits>& scores) {
+  __device__ __forceinline__ void UpdateMax(const StageScores& scores) {
     float scale[Traits::kRowSets];
     bool rose = false;
 #pragma unroll
     for (int32_t set = 0; set < Traits::kRowSets; ++set) {
-      const int32_t tile = Traits::kSplit ? 0 : set / 2;
-      const int32_t i = Traits::kSplit ? 0 : set % 2 * 2;
-      float top = fmaxf(fmaxf(scores[tile][0][i], scores[tile][0][i + 1]),
-                        fmaxf(scores[tile][1][i], scores[tile][1][i + 1]));
+      float top = fmaxf(fmaxf(scores[0][2 * set], scores[0][2 * set + 1]),
+                        fmaxf(scores[1][2 * set], scores[1][2 * set + 1]));
       top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
       top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
       top = fmaxf(top, max[set]);
@@ -135,26 +118,21 @@ struct Accumulator {
 #pragma unroll
     for (int32_t set = 0; set < Traits::kRowSets; ++set) sum[set] *= scale[set];
 #pragma unroll
-    for (int32_t tile = 0; tile < Traits::kRowTiles; ++tile) {
+    for (int32_t column = 0; column < kColumnTiles; ++column) {
 #pragma unroll
-      for (int32_t column = 0; column < kColumnTiles; ++column) {
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i) out[tile][column][i] *= scale[Set(tile, i / 2)];
-      }
+      for (int32_t i = 0; i < 4; ++i) out[column][i] *= scale[i / 2 % Traits::kRowSets];
     }
   }
 
   // Turns scores into weights and packs them as the left operand of the value product. Rows whose scores are
   // all -inf keep weight 0.
-  __device__ __forceinline__ void TakeWeights(float (&scores)[2][4], int32_t tile,
-                                              uint32_t (&weights)[4]) {
+  __device__ __forceinline__ void TakeWeights(StageScores& scores, uint32_t (&weights)[4]) {
 #pragma unroll
-    for (int32_t fragment_half = 0; fragment_half < kHalves; ++fragment_half) {
-      const int32_t set = Set(tile, fragment_half);
+    for (int32_t set = 0; set < Traits::kRowSets; ++set) {
       const float base = max[set] == -INFINITY ? 0.0F : max[set];
 #pragma unroll
       for (int32_t half = 0; half < 2; ++half) {
-        float* s = &scores[half][2 * fragment_half];
+        float* s = &scores[half][2 * set];
         s[0] = Exp2(s[0] - base);
         s[1] = Exp2(s[1] - base);
         sum[set] += s[0] + s[1];
@@ -175,8 +153,7 @@ struct Accumulator {
 
   // out += weights . V. Lane (g, j) reads 16 bytes of V rows 2j, 2j + 1, 2j + 8, 2j + 9; element e of them is
   // column g of column tile e, so that no transposition is needed.
-  __device__ __forceinline__ void AddValues(const char* values,
-                                            const uint32_t (&weights)[Traits::kRowTiles][4]) {
+  __device__ __forceinline__ void AddValues(const char* values, const uint32_t (&w)[4]) {
     constexpr int32_t kPitch = Traits::kTile.ValuePitch();
     const int32_t lane = threadIdx.x % kWarpSize;
     const char* base = values + lane % 4 * 2 * kPitch + lane / 4 * 16;
@@ -194,13 +171,9 @@ struct Accumulator {
                        even1 = __byte_perm(v2[e], v3[e], 0x5410);
         const uint32_t odd0 = __byte_perm(v0[e], v1[e], 0x7632),
                        odd1 = __byte_perm(v2[e], v3[e], 0x7632);
-#pragma unroll
-        for (int32_t tile = 0; tile < Traits::kRowTiles; ++tile) {
-          const uint32_t(&w)[4] = weights[tile];
-          const int32_t column = block * 8 + 2 * e;
-          ptx::Mma<Element>(out[tile][column], w[0], w[1], w[2], w[3], even0, even1);
-          ptx::Mma<Element>(out[tile][column + 1], w[0], w[1], w[2], w[3], odd0, odd1);
-        }
+        const int32_t column = block * 8 + 2 * e;
+        ptx::Mma<Element>(out[column], w[0], w[1], w[2], w[3], even0, even1);
+        ptx::Mma<Element>(out[column + 1], w[0], w[1], w[2], w[3], odd0, odd1);
       }
     }
   }

@@ -92,7 +92,7 @@ class PieceComputer {
   __device__ __forceinline__ void Process(const char* stage, Frame& frame) {
     if (tokens_left_ > 0) {
       const int32_t num_rows = static_cast<int32_t>(min(tokens_left_, Index{kStageTokens}));
-      StageScores<Traits> scores = {};
+      StageScores scores = {};
       queries_.ComputeStage(params_, stage, tokens_left_ - 1, layout_.RowRotations(), frame,
                             scores);
       accumulator_.Add(params_, scores, stage + Traits::kTile.KeyBytes(), num_rows);

@@ -18,9 +18,7 @@ struct TileTraits {
   static constexpr TileConfig kTile =
       TileConfigFor(kPaddedHeadDim, kWithRope, kMode == RowMode::kWide);
 
-  static constexpr int kRowTiles = kSplit ? 1 : kTile.wide_tiles;  // 16-row tiles a warp
-  static constexpr int kRowSets =
-      kSplit ? 1 : 2 * kRowTiles;  // sets of 8 query heads; one row a lane each
+  static constexpr int kRowSets = kSplit ? 1 : 2;  // sets of 8 query heads; one row a lane each
   static constexpr int kRowsPerBlock = 8 * kRowSets;
   static constexpr int kMaxThreads = kTile.max_warps * 32;
 

@@ -123,8 +123,6 @@ __device__ __forceinline__ void TeamBarrier(const WarpRole& role) {
 // Copies rows [8 * set, + 8) of a warp's accumulator to its merge area.
 template <class Traits, int kSet>
 __device__ __forceinline__ void StageRows(const Accumulator<Traits>& acc, float* area) {
-  constexpr int32_t kTileIdx = Traits::kSplit ? 0 : kSet / 2;
-  constexpr int32_t kFirst = Traits::kSplit ? 0 : kSet % 2 * 2;
   const int32_t lane = threadIdx.x % kWarpSize;
   float* row = area + lane / 4 * Traits::kTile.PartialFloats();
   const int32_t first_column = lane % 4 * 16;
@@ -132,11 +130,10 @@ __device__ __forceinline__ void StageRows(const Accumulator<Traits>& acc, float*
   for (int32_t block = 0; block < Traits::kValueBlocks; ++block) {
 #pragma unroll
     for (int32_t i = 0; i < 16; i += 4) {
-      const auto& tiles = acc.out[kTileIdx];
       const int32_t t = block * 8 + i % 8;
-      const int32_t c = kFirst + i / 8;
+      const int32_t c = 2 * kSet + i / 8;
       *reinterpret_cast<float4*>(row + block * 64 + first_column + i) =
-          make_float4(tiles[t][c], tiles[t + 1][c], tiles[t + 2][c], tiles[t + 3][c]);
+          make_float4(acc.out[t][c], acc.out[t + 1][c], acc.out[t + 2][c], acc.out[t + 3][c]);
     }
   }
   if (lane % 4 == 0) {

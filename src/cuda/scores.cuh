@@ -55,9 +55,8 @@ struct Queries {
   }
 };
 
-// Scores of one stage as accumulator fragments: [row tile][eight tokens][rows g, g + 8 of two tokens].
-template <class Traits>
-using StageScores = float[Traits::kRowTiles][2][4];
+// Scores of one stage as accumulator fragments: [eight tokens][rows g, g + 8 of two tokens].
+using StageScores = float[2][4];
 
 // Address of the lane's first 16 bytes of K row lane / 4.
 template <class Traits>
@@ -66,42 +65,33 @@ __device__ __forceinline__ const char* KeyAddress(const char* stage) {
   return stage + lane / 4 * Traits::kTile.KeyPitch() + lane % 4 * 16;
 }
 
-template <class Traits>
-__device__ __forceinline__ void AddScores(const StageScores<Traits>& from,
-                                          StageScores<Traits>& to) {
+__device__ __forceinline__ void AddScores(const StageScores& from, StageScores& to) {
 #pragma unroll
-  for (int32_t tile = 0; tile < Traits::kRowTiles; ++tile) {
+  for (int32_t half = 0; half < 2; ++half) {
 #pragma unroll
-    for (int32_t half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) to[tile][half][i] += from[tile][half][i];
-    }
+    for (int32_t i = 0; i < 4; ++i) to[half][i] += from[half][i];
   }
 }
 
 // The contraction runs in two chains, so that fewer products wait for each other.
 template <class Traits>
 __device__ __forceinline__ void ComputeScores(const Queries<Traits>& q, const char* stage,
-                                              StageScores<Traits>& scores) {
+                                              StageScores& scores) {
   using Element = typename Traits::Element;
-  StageScores<Traits> odd = {};
+  StageScores odd = {};
 #pragma unroll
   for (int32_t half = 0; half < 2; ++half) {
     const char* keys = KeyAddress<Traits>(stage) + half * 8 * Traits::kTile.KeyPitch();
 #pragma unroll
     for (int32_t c = 0; c < Traits::kChunks; ++c) {
       const uint4 k = Load16(keys + c * 64);
-#pragma unroll
-      for (int32_t tile = 0; tile < Traits::kRowTiles; ++tile) {
-        const uint4 low = q.unit[2 * tile % Traits::kRowSets][c];
-        const uint4 high =
-            Traits::kSplit ? make_uint4(0, 0, 0, 0) : q.unit[(2 * tile + 1) % Traits::kRowSets][c];
-        ptx::Mma<Element>(scores[tile][half], low.x, high.x, low.y, high.y, k.x, k.y);
-        ptx::Mma<Element>(odd[tile][half], low.z, high.z, low.w, high.w, k.z, k.w);
-      }
+      const uint4 low = q.unit[0][c];
+      const uint4 high = Traits::kSplit ? make_uint4(0, 0, 0, 0) : q.unit[Traits::kRowSets - 1][c];
+      ptx::Mma<Element>(scores[half], low.x, high.x, low.y, high.y, k.x, k.y);
+      ptx::Mma<Element>(odd[half], low.z, high.z, low.w, high.w, k.z, k.w);
     }
   }
-  AddScores<Traits>(odd, scores);
+  AddScores(odd, scores);
 }
 
 // One pair of contraction steps with q and k as high + low parts, those of k in accumulators of their own: half
@@ -136,11 +126,11 @@ __device__ __forceinline__ void MultiplyTurned(float (&scores)[4], float (&low_s
 // of the stage's rows.
 template <class Traits, class Turned>
 __device__ __forceinline__ void MultiplyTurnedStage(const char* stage, const char* rotations,
-                                                    Turned turned, StageScores<Traits>& scores) {
+                                                    Turned turned, StageScores& scores) {
   using Unit = TurnedUnit<typename Traits::Element>;
   constexpr int kHalf = Traits::kHalfChunks;
   const int32_t lane = threadIdx.x % kWarpSize;
-  StageScores<Traits> low = {};
+  StageScores low = {};
 #pragma unroll
   for (int32_t c = 0; c < kHalf; ++c) {
     const Unit q_first = turned(c, 0);
@@ -152,11 +142,11 @@ __device__ __forceinline__ void MultiplyTurnedStage(const char* stage, const cha
       const int32_t row = half * 8 + lane / 4;
       const Unit k(Load16(keys + c * 64), Load16(keys + (c + kHalf) * 64),
                    rotations + row * Traits::kTile.RowRotationPitch() + c * 256 + lane % 4 * 16);
-      MultiplyTurned<Traits>(scores[0][half], low[0][half], q_first.x, q_second.x, k.x);
-      MultiplyTurned<Traits>(scores[0][half], low[0][half], q_first.y, q_second.y, k.y);
+      MultiplyTurned<Traits>(scores[half], low[half], q_first.x, q_second.x, k.x);
+      MultiplyTurned<Traits>(scores[half], low[half], q_first.y, q_second.y, k.y);
     }
   }
-  AddScores<Traits>(low, scores);
+  AddScores(low, scores);
 }
 
 // q as the stages of a piece need it: as it is, or turned into the current frame.
@@ -183,7 +173,7 @@ class StageQueries {
   template <class Frame>
   __device__ __forceinline__ void ComputeStage(const AttentionParams& params, const char* stage,
                                                int64_t distance, const char* row_rotations,
-                                               Frame& frame, StageScores<Traits>& scores) {
+                                               Frame& frame, StageScores& scores) {
     if constexpr (!Traits::kRope) {
       ComputeScores<Traits>(queries_, stage, scores);
     } else {
@@ -241,11 +231,11 @@ class StageQueries {
   }
 
   // Fragment rows 8-15 hold the products of q's low parts.
-  __device__ __forceinline__ static void AddLowRows(StageScores<Traits>& scores) {
+  __device__ __forceinline__ static void AddLowRows(StageScores& scores) {
 #pragma unroll
     for (int32_t half = 0; half < 2; ++half) {
-      scores[0][half][0] += scores[0][half][2];
-      scores[0][half][1] += scores[0][half][3];
+      scores[half][0] += scores[half][2];
+      scores[half][1] += scores[half][3];
     }
   }
 

@@ -83,13 +83,10 @@ TEST(GpuLaunchPlanTest, IsRightForEveryGroupHeadDimAndDevice) {
   }
 }
 
-TEST(GpuLaunchPlanTest, WideRowsAreHalvedByRope) {
-  EXPECT_EQ(Gpu(Shape(32, 1, 128)).kernel.rows_per_block,
-            16 * TileConfigFor(128, false).wide_tiles);
-  EXPECT_EQ(Gpu(Shape(32, 1, 256)).kernel.rows_per_block,
-            16 * TileConfigFor(256, false).wide_tiles);
-  EXPECT_EQ(Gpu(Shape(32, 1, 128, true)).kernel.rows_per_block, 16);
+TEST(GpuLaunchPlanTest, GroupsAreCutIntoBlocksOfRows) {
   EXPECT_EQ(Gpu(Shape(8, 1, 128, true)).kernel.rows_per_block, 8);
+  EXPECT_EQ(Gpu(Shape(9, 1, 128)).kernel.rows_per_block, 16);
+  EXPECT_EQ(Gpu(Shape(32, 1, 256)).row_blocks, 2);
   EXPECT_EQ(Gpu(Shape(71, 1, 128, true)).row_blocks, 5);
 }
 
