@@ -42,13 +42,13 @@ RopeTables::RopeTables(int32_t head_dim, double rope_scale, double rope_theta)
   }
 }
 
-QueryFrame::QueryFrame(const RopeTables& tables)
+CpuQueryFrame::CpuQueryFrame(const RopeTables& tables)
     : tables_(tables),
       turn_(tables.num_pairs()),
       cosines_(tables.num_pairs()),
       sines_(tables.num_pairs()) {}
 
-void QueryFrame::Start(int64_t distance) {
+void CpuQueryFrame::Start(int64_t distance) {
   for (int32_t pair = 0; pair < tables_.num_pairs(); ++pair) {
     const double angle = static_cast<double>(distance) * tables_.frequencies()[pair];
     turn_.cosines[pair] = std::cos(angle);
@@ -58,7 +58,7 @@ void QueryFrame::Start(int64_t distance) {
 }
 
 // Steps in fp64: a million of them lose less than fp32 can tell.
-void QueryFrame::Advance() {
+void CpuQueryFrame::Advance() {
   turn_.Turn(tables_.chunk_turn(), -1.0);
   turn_.Narrow(cosines_.data(), sines_.data());
 }

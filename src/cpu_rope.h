@@ -49,9 +49,9 @@ class RopeTables {
 };
 
 // The turn of a query, from chunk to chunk.
-class QueryFrame {
+class CpuQueryFrame {
  public:
-  explicit QueryFrame(const RopeTables& tables);
+  explicit CpuQueryFrame(const RopeTables& tables);
 
   // `distance`: the query's position less that of the chunk's first token, exact up to 2^53.
   void Start(int64_t distance);

@@ -78,7 +78,7 @@ class CpuWorker {
   std::vector<float> scores_;           // [num_rows, kChunkTokens]
   std::vector<float> staging_;          // [kStagedTokens, row_dim]
   std::vector<float> zero_row_;         // [row_dim]
-  std::vector<QueryFrame> frame_;       // one with RoPE, none without
+  std::vector<CpuQueryFrame> frame_;    // one with RoPE, none without
 };
 
 }  // namespace pgqa

@@ -122,7 +122,7 @@ PieceSlots Schedule::SlotsOf(int32_t worker, const Piece& piece) const {
 int32_t Schedule::SlotOf(int32_t worker, const Piece& piece) const {
   if (piece.IsWhole()) return -1;
   const PieceSlots slots = SlotsOf(worker, piece);
-  return slots.first_slot + worker - slots.first_worker;
+  return slots.SlotOf(worker);
 }
 
 int32_t Schedule::NumWorkersWithPartials() const {

@@ -46,7 +46,8 @@ absl::StatusOr<DeviceProperties> QueryDevice(int device);
 // Enqueues the call on `stream` of the current device; may be captured. Never synchronises, allocates or
 // reads device memory on the host. A batch of 0 launches nothing.
 //   InvalidArgument  an argument or the workspace does not fit the plan; nothing was launched
-//   Internal         the launch failed
+//   Internal, ResourceExhausted  the launch failed
+// The page table may be rewritten between calls and graph replays, but not while the call's kernel runs.
 absl::Status Decode(const LaunchPlan& plan, const DecodeArgs& args, const WorkspaceView& workspace,
                     cudaStream_t stream);
 

@@ -44,7 +44,8 @@ struct PageTableView {
     const int32_t end = row_end > num_indices ? static_cast<int32_t>(num_indices) : row_end;
     const int32_t last = last_len < page_size ? last_len : page_size;
     // Without branches, so that the device loads all three values at once.
-    const Index length = static_cast<Index>(end - begin - 1) * page_size + last;
+    const Index full_pages = end > begin ? end - 1 - begin : 0;
+    const Index length = full_pages * page_size + last;
     return end <= begin || length < 0 ? 0 : length;
   }
 

@@ -180,6 +180,11 @@ struct PieceSlots {
       0;  // of the grid; owns the request's first piece, and lends its merge counter
   int32_t num_pieces = 1;
   int32_t first_slot = 0;
+
+  // Slot of the piece of `worker` of the grid.
+  PGQA_HOST_DEVICE int32_t SlotOf(int32_t worker) const {
+    return first_slot + worker - first_worker;
+  }
 };
 
 template <class Index>
@@ -258,7 +263,7 @@ inline bool FitsInt32(const PartitionConfig& config, const PageTableView& table)
   const double tokens = static_cast<double>(table.num_indices) * table.page_size + table.page_size;
   const double tile_heads = static_cast<double>(config.stage_tokens) * config.warps_per_worker;
   const double units = table.batch * (tokens / tile_heads + 1.0) * config.num_heads;
-  return tokens < kLimit && units < kLimit;
+  return tokens + 2 * tile_heads < kLimit && units < kLimit;
 }
 
 }  // namespace pgqa

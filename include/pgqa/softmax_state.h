@@ -11,7 +11,7 @@ namespace pgqa {
 constexpr float kLog2e = 1.4426950408889634F;
 constexpr float kLn2 = 0.6931471805599453F;
 
-// 2^x for x <= 0; on the device to 2 ulp, with denormal results taken as 0.
+// 2^x; on the device to 2 ulp, with denormal results taken as 0.
 PGQA_HOST_DEVICE float Exp2(float x) {
 #ifdef __CUDA_ARCH__
   float y;

@@ -38,9 +38,10 @@ class Workspace {
   WorkspaceView view_;
 };
 
-// Hands every call a workspace that no concurrent call uses. Eager calls: one for each (device, stream), grown
-// as needed, the least recently used freed beyond a bound. Captured calls: one for each (graph, stream), which
-// lives as long as the graph and its executables and is then reused for a later graph. Thread-safe.
+// Hands calls workspaces. Eager calls: one for each (device, stream), grown as needed, the least recently used freed
+// beyond a bound. Captured calls: those of one (graph, stream) share, and keep it as long as the graph and its
+// executables live; then it is reused. So calls that may run at the same time have different ones, with one
+// exception: two executables of one captured graph must not run at the same time. Thread-safe.
 class WorkspacePool {
  public:
   struct Usage {

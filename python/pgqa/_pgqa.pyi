@@ -93,8 +93,10 @@ def schedule(
     window_left: int = -1,
     pos_encoding_mode: int = 0,
     num_sms: int = 132,
+    device: int | str | None = None,
 ) -> Schedule:
-    """The partition that a GPU with `num_sms` SMs computes for this page table.
+    """The partition of this page table: for `device`, a CUDA device's number or "cpu"; by default
+    for an H200 with `num_sms` SMs.
 
     Copies device tensors to the host, which waits for the device.
     """
@@ -124,9 +126,9 @@ def workspace_bytes(
     page_size: int = 16,
     dtype: torch.dtype | str = "bfloat16",
     pos_encoding_mode: int = 0,
-    device: int = -1,
+    device: int | str | None = None,
 ) -> int:
-    """Bytes of a caller's workspace on CUDA device `device`, whatever the batch; -1: on an H200."""
+    """Bytes of a caller's workspace on CUDA device `device`, whatever the batch; None: an H200."""
 
 def validate_page_table(
     page_indptr: torch.Tensor,

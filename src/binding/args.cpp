@@ -31,8 +31,11 @@ std::optional<at::Tensor> ToOptionalTensor(const char* argument, pybind11::handl
 
 double ToDouble(const char* argument, pybind11::handle object) {
   if (PyFloat_CheckExact(object.ptr())) return PyFloat_AS_DOUBLE(object.ptr());
-  const double value = PyBool_Check(object.ptr()) ? -1.0 : PyFloat_AsDouble(object.ptr());
-  if (PyBool_Check(object.ptr()) || PyErr_Occurred() != nullptr) {
+  // A tensor would be read, which waits for its device.
+  if (PyBool_Check(object.ptr()) || THPVariable_Check(object.ptr()))
+    RaiseType(argument, object, "a number");
+  const double value = PyFloat_AsDouble(object.ptr());
+  if (PyErr_Occurred() != nullptr) {
     PyErr_Clear();
     RaiseType(argument, object, "a number");
   }
@@ -40,8 +43,10 @@ double ToDouble(const char* argument, pybind11::handle object) {
 }
 
 int64_t ToInt(const char* argument, pybind11::handle object) {
-  if (PyBool_Check(object.ptr()) || !PyIndex_Check(object.ptr()))
+  if (PyBool_Check(object.ptr()) || THPVariable_Check(object.ptr()) ||
+      !PyIndex_Check(object.ptr())) {
     RaiseType(argument, object, "an int");
+  }
   const auto index = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(object.ptr()));
   if (!index) throw pybind11::error_already_set();
   int overflow = 0;

@@ -146,6 +146,17 @@ bool Overlap(const at::Tensor& a, const at::Tensor& b) {
   return a_begin < b_end && b_begin < a_end;
 }
 
+// That what the call writes shares no memory with what it reads.
+void CheckOwnMemory(const char* name, const at::Tensor& written, const DecodeCall& call,
+                    Faults* faults) {
+  for (const at::Tensor* input : {&call.q, &call.k_cache, &call.v_cache, &call.page_indptr,
+                                  &call.page_indices, &call.last_page_len}) {
+    if (!Overlap(written, *input)) continue;
+    faults->push_back(FaultText(name, "memory that overlaps an input", "memory of its own"));
+    return;
+  }
+}
+
 void CheckOut(const DecodeCall& call, Faults* faults) {
   if (!call.out.has_value()) return;
   const at::Tensor& out = *call.out;
@@ -162,11 +173,7 @@ void CheckOut(const DecodeCall& call, Faults* faults) {
     faults->push_back(
         FaultText("out", "rows that are not 16-byte aligned", "16-byte aligned rows"));
   }
-  for (const at::Tensor* input : {&call.q, &call.k_cache, &call.v_cache}) {
-    if (!Overlap(out, *input)) continue;
-    faults->push_back(FaultText("out", "memory that overlaps an input", "memory of its own"));
-    break;
-  }
+  CheckOwnMemory("out", out, call, faults);
 }
 
 void CheckWorkspace(const DecodeCall& call, Faults* faults) {
@@ -176,12 +183,18 @@ void CheckWorkspace(const DecodeCall& call, Faults* faults) {
     faults->push_back(FaultText("workspace", DeviceText(workspace),
                                 "one on " + call.q.device().str() + " like q"));
   }
-  if (!workspace.is_contiguous()) {
-    faults->push_back(FaultText("workspace", "a strided tensor", "a contiguous one"));
-  } else if (workspace.is_cuda() &&
-             reinterpret_cast<uintptr_t>(workspace.data_ptr()) % kGpuRowBytes != 0) {
+  if (workspace.layout() != at::kStrided || !workspace.is_contiguous()) {
+    faults->push_back(FaultText("workspace", "a strided or sparse tensor", "a contiguous one"));
+    return;
+  }
+  if (workspace.is_cuda() &&
+      reinterpret_cast<uintptr_t>(workspace.data_ptr()) % kGpuRowBytes != 0) {
     faults->push_back(
         FaultText("workspace", "an address that is not 16-byte aligned", "a 16-byte aligned one"));
+  }
+  CheckOwnMemory("workspace", workspace, call, faults);
+  if (call.out.has_value() && call.out->layout() == at::kStrided && Overlap(workspace, *call.out)) {
+    faults->push_back(FaultText("workspace", "memory that overlaps out", "memory of its own"));
   }
 }
 
@@ -247,7 +260,9 @@ void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults
   if (tensor.scalar_type() != at::kInt) {
     faults->push_back(FaultText(name, DTypeText(tensor), "dtype Int (int32)"));
   }
-  if (tensor.dim() != 1) {
+  if (tensor.layout() != at::kStrided) {
+    faults->push_back(FaultText(name, "a sparse tensor", "a dense one"));
+  } else if (tensor.dim() != 1) {
     faults->push_back(FaultText(name, ShapeText(tensor), "rank 1"));
   } else if (!tensor.is_contiguous()) {
     faults->push_back(

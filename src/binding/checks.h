@@ -43,7 +43,7 @@ PageTableView TableOf(const DecodeCall& call);
 CacheStrides CacheStridesOf(const at::Tensor& cache);
 int64_t StrideOf(const at::Tensor& tensor, int64_t dim);
 
-// Checks a page table given alone: int32, one-dimensional, contiguous.
+// Checks one array of a page table: int32, one-dimensional, contiguous.
 void CheckIndexTensor(const char* name, const at::Tensor& tensor, std::vector<std::string>* faults);
 
 }  // namespace pgqa::binding

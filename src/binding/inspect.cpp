@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "binding/inspect.h"
 
+#include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/types.h>
 
@@ -85,23 +86,34 @@ std::vector<std::string> SupportsShape(const std::string& device, const py::obje
   return faults;
 }
 
-LaunchPlan PlanFor(const AttentionShape& shape, int32_t num_sms, int32_t shared_memory) {
-  return ValueOrThrow(MakeGpuLaunchPlan(
-      shape, {.num_sms = num_sms, .shared_memory_per_block_optin = shared_memory}));
+// The plan for a device: None is an H200 with num_sms SMs, "cpu" the CPU executor, an int or "cuda:N" that GPU.
+LaunchPlan PlanFor(const AttentionShape& shape, const py::object& device, int32_t num_sms) {
+  if (device.is_none()) {
+    return ValueOrThrow(MakeGpuLaunchPlan(
+        shape, {.num_sms = num_sms, .shared_memory_per_block_optin = kDefaultSharedMemory}));
+  }
+  const std::string name = py::str(device);
+  if (name == "cpu") return ValueOrThrow(MakeCpuLaunchPlan(shape, at::get_num_threads()));
+#if PGQA_WITH_CUDA
+  const std::string digits = name.rfind("cuda:", 0) == 0 ? name.substr(5)
+                             : name == "cuda"            ? "0"
+                                                         : name;
+  if (!digits.empty() && digits.size() < 5 &&
+      digits.find_first_not_of("0123456789") == std::string::npos) {
+    return ValueOrThrow(GpuPlan(shape, std::stoi(digits)));
+  }
+#endif
+  ThrowValueError(FaultText("device", name,
+                            PGQA_WITH_CUDA ? "None, cpu or the number of a CUDA device"
+                                           : "None or cpu: this pgqa was built without CUDA"));
 }
 
 int64_t WorkspaceBytes(int32_t num_query_heads, int32_t num_kv_heads, int32_t head_dim,
                        int32_t page_size, const py::object& dtype, int pos_encoding_mode,
-                       int device) {
+                       const py::object& device) {
   const AttentionShape shape =
       MakeShape(num_query_heads, num_kv_heads, head_dim, page_size, dtype, pos_encoding_mode);
-#if PGQA_WITH_CUDA
-  if (device >= 0) return ValueOrThrow(GpuPlan(shape, device)).workspace_bytes;
-#else
-  if (device >= 0)
-    ThrowValueError(FaultText("device", std::to_string(device), "none: built without CUDA"));
-#endif
-  return PlanFor(shape, kDefaultSms, kDefaultSharedMemory).workspace_bytes;
+  return PlanFor(shape, device, kDefaultSms).workspace_bytes;
 }
 
 // A host copy of an index tensor; waits for the device where it lies on one.
@@ -124,19 +136,19 @@ PageTableView HostTable(const at::Tensor& indptr, const at::Tensor& last_page_le
   table.last_page_len = last_page_len.data_ptr<int32_t>();
   table.batch = static_cast<int32_t>(last_page_len.numel());
   table.page_size = page_size;
-  table.num_indices = indptr.numel() == 0 ? 0 : std::max(0, table.indptr[table.batch]);
+  table.num_indices = std::max(0, table.indptr[table.batch]);
   return table;
 }
 
 Schedule MakeSchedule(const py::object& page_indptr, const py::object& last_page_len,
                       int32_t num_query_heads, int32_t num_kv_heads, int32_t head_dim,
                       int32_t page_size, const py::object& dtype, int32_t window_left,
-                      int pos_encoding_mode, int32_t num_sms) {
+                      int pos_encoding_mode, int32_t num_sms, const py::object& device) {
   const at::Tensor indptr = ToHost("page_indptr", page_indptr);
   const at::Tensor last = ToHost("last_page_len", last_page_len);
   const AttentionShape shape =
       MakeShape(num_query_heads, num_kv_heads, head_dim, page_size, dtype, pos_encoding_mode);
-  const LaunchPlan plan = PlanFor(shape, num_sms, kDefaultSharedMemory);
+  const LaunchPlan plan = PlanFor(shape, device, num_sms);
   return ValueOrThrow(
       Schedule::Make(plan.partition, HostTable(indptr, last, page_size), window_left));
 }
@@ -195,7 +207,8 @@ void DefineSchedule(py::module_& m) {
   m.def("schedule", &MakeSchedule, py::arg("page_indptr"), py::arg("last_page_len"), py::kw_only(),
         py::arg("num_query_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
         py::arg("page_size"), py::arg("dtype") = "bfloat16", py::arg("window_left") = -1,
-        py::arg("pos_encoding_mode") = 0, py::arg("num_sms") = kDefaultSms);
+        py::arg("pos_encoding_mode") = 0, py::arg("num_sms") = kDefaultSms,
+        py::arg("device") = py::none());
 }
 
 py::dict WorkspaceUsage() {
@@ -222,7 +235,8 @@ void DefineInspection(py::module_& m) {
         py::arg("rope_theta") = 10000.0);
   m.def("workspace_bytes", &WorkspaceBytes, py::kw_only(), py::arg("num_query_heads"),
         py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("page_size") = 16,
-        py::arg("dtype") = "bfloat16", py::arg("pos_encoding_mode") = 0, py::arg("device") = -1);
+        py::arg("dtype") = "bfloat16", py::arg("pos_encoding_mode") = 0,
+        py::arg("device") = py::none());
   m.def("validate_page_table", &ValidateTable, py::arg("page_indptr"), py::arg("page_indices"),
         py::arg("last_page_len"), py::arg("num_pages"), py::arg("page_size"));
   m.def("workspace_usage", &WorkspaceUsage);

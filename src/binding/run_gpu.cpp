@@ -40,6 +40,7 @@ absl::StatusOr<const LaunchPlan*> CachedPlan(const AttentionShape& shape, int de
   if (!properties.ok()) return properties.status();
   absl::StatusOr<LaunchPlan> plan = MakeGpuLaunchPlan(shape, *properties);
   if (!plan.ok()) return plan.status();
+  plan->shape.batch = 0;  // the plan serves every batch
   return &plans->emplace(key, *std::move(plan)).first->second;
 }
 

@@ -65,6 +65,23 @@ absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
   for (const auto& s : strides) {
     if (absl::Status status = CheckStride(s.name, s.stride); !status.ok()) return status;
   }
+  const struct {
+    const char* name;
+    const void* pointer;
+  } arrays[] = {{"page_indptr", args.table.indptr}, {"last_page_len", args.table.last_page_len}};
+  for (const auto& array : arrays) {
+    if (array.pointer == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(array.name, ": got null, expected device memory"));
+    }
+  }
+  if (args.table.num_indices < 0 || args.table.num_pages < 0 ||
+      (args.table.num_indices > 0 && args.table.indices == nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "page_indices: got ", args.table.num_indices, " entries at ",
+        args.table.indices == nullptr ? "null" : "an address", " for ", args.table.num_pages,
+        " pages, expected device memory and counts of at least 0"));
+  }
   if (args.table.page_size != plan.shape.page_size) {
     return absl::InvalidArgumentError(absl::StrCat("page_size: got ", args.table.page_size,
                                                    ", expected ", plan.shape.page_size,
@@ -149,6 +166,10 @@ absl::StatusOr<DeviceProperties> QueryDevice(int device) {
 
 absl::Status Decode(const LaunchPlan& plan, const DecodeArgs& args, const WorkspaceView& workspace,
                     cudaStream_t stream) {
+  if (plan.kernel.num_warps == 0) {
+    return absl::InvalidArgumentError(
+        "plan: got one of MakeCpuLaunchPlan, expected one of MakeGpuLaunchPlan");
+  }
   if (args.table.batch == 0) return absl::OkStatus();
   if (absl::Status s = CheckBatch(plan, args.table.batch); !s.ok()) return s;
   if (absl::Status s = CheckArgs(plan, args); !s.ok()) return s;

@@ -20,6 +20,7 @@ struct TileTraits {
 
   static constexpr int kRowSets = kSplit ? 1 : 2;  // sets of 8 query heads; one row a lane each
   static constexpr int kRowsPerBlock = 8 * kRowSets;
+  static_assert(kRowsPerBlock == (kSplit ? kSplitRows : kTileRows));
   static constexpr int kMaxThreads = kTile.max_warps * 32;
 
   // A row is read in 16-byte pieces: lane j of a quad takes elements [32 c + 8 j, + 8) of chunk c, which feed

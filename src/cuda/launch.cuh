@@ -15,9 +15,11 @@ cudaError_t LaunchKernel(const LaunchPlan& plan, const AttentionParams& params,
   const cudaError_t status = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.kernel.shared_memory_bytes);
   if (status != cudaSuccess) return status;
-  kernel<<<plan.partition.num_workers, plan.kernel.num_warps * kWarpSize,
-           plan.kernel.shared_memory_bytes, stream>>>(params);
-  return cudaGetLastError();
+  // Not <<<>>>: its status would have to be told from errors that the application left behind.
+  void* arguments[] = {const_cast<AttentionParams*>(&params)};
+  return cudaLaunchKernel(kernel, dim3(plan.partition.num_workers),
+                          dim3(plan.kernel.num_warps * kWarpSize), arguments,
+                          plan.kernel.shared_memory_bytes, stream);
 }
 
 template <class Tile>

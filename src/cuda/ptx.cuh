@@ -63,7 +63,8 @@ __device__ __forceinline__ uint32_t IncrementWrapped(uint32_t* counter, uint32_t
   return old;
 }
 
-// Waits for the grid that this one programmatically depends on; returns at once otherwise.
+// Waits for the grid that this one programmatically depends on, where a launch or a graph edge says so; returns at
+// once otherwise.
 __device__ __forceinline__ void WaitForPrecedingGrid() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

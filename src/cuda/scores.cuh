@@ -25,7 +25,7 @@ __device__ __forceinline__ uint4 LoadPaddedUnit(const AttentionParams& params, c
 }
 
 // The query heads of one (request, row block): lane (g, j) holds rows g, g + 8, ... in the chunk order of
-// KernelTraits.
+// TileTraits.
 template <class Traits>
 struct Queries {
   uint4 unit[Traits::kRowSets][Traits::kChunks];

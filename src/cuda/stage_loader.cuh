@@ -34,7 +34,7 @@ __device__ __forceinline__ int32_t KeyValueHead(const AttentionParams& params, i
   return params.row_blocks == 1 ? block : FloorDiv(block, params.row_blocks);
 }
 
-// The worker's place in its team: warps of a CTA split its heads first, then the tokens of a tile.
+// A warp's place in its team: warps of a CTA split its heads first, then the tokens of a tile.
 struct WarpRole {
   int32_t team = 0;  // head within the head group
   int32_t rank = 0;  // which 16 tokens of a tile

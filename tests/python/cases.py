@@ -121,7 +121,8 @@ class Case:
 
     def workspace_bytes(self) -> int:
         """Bytes that a call of this shape works in on its GPU, or on an H200 for a case on the CPU."""
-        return pgqa.workspace_bytes(**self.shape(), device=self.q.get_device())
+        device = self.q.get_device() if self.q.is_cuda else None
+        return pgqa.workspace_bytes(**self.shape(), device=device)
 
 
 def table_of(

@@ -101,6 +101,8 @@ BAD = [
     *each("sm_scale logits_soft_cap rope_scale rope_theta", lambda n: Bad("infinite", n, lambda a: {n: INF})),
     *each("logits_soft_cap rope_scale rope_theta", lambda n: Bad("negative", n, lambda a: {n: -1.0})),
     *each("rope_scale rope_theta", lambda n: Bad("zero", n, lambda a: {n: 0.0})),
+    *each("sm_scale window_left rope_theta",
+          lambda n: Bad("tensor", n, lambda a: {n: torch.tensor(1, device=a["q"].device)}, TypeError)),
     Bad("beyond float32", "sm_scale", lambda a: {"sm_scale": 1e39}),
     Bad("below -1", "window_left", lambda a: {"window_left": -2}),
     Bad("beyond 32 bits", "window_left", lambda a: {"window_left": 2**31}),
@@ -122,6 +124,8 @@ BAD = [
     Bad("on the CPU", "workspace", lambda a: {"workspace": torch.zeros(1 << 24, dtype=torch.uint8)}, gpu_only=True),
     Bad("strided", "workspace",
         lambda a: {"workspace": torch.zeros(1 << 25, dtype=torch.uint8, device="cuda")[::2]}, gpu_only=True),
+    Bad("sparse", "workspace", lambda a: {"workspace": torch.zeros(4, 4, device=a["q"].device).to_sparse()}),
+    Bad("overlaps the keys", "workspace", lambda a: {"workspace": a["k_cache"].view(torch.uint8).view(-1)}),
     Bad("start not aligned", "workspace",
         lambda a: {"workspace": torch.zeros(1 << 24, dtype=torch.uint8, device="cuda")[1:]}, gpu_only=True),
 ]  # fmt: skip
