@@ -29,6 +29,10 @@ endif()
 
 # "80;90a;100" becomes "80-real;90a-real;100": machine code for each, PTX once, for newer GPUs.
 function(pgqa_expand_architectures result)
+  if(NOT "${PGQA_CUDA_ARCHITECTURES}" MATCHES "^([89]|1[0-9])[0-9][af]?(-real|-virtual)?(;([89]|1[0-9])[0-9][af]?(-real|-virtual)?)*$")
+    message(FATAL_ERROR "PGQA_CUDA_ARCHITECTURES is '${PGQA_CUDA_ARCHITECTURES}', expected a list such as "
+                        "80;90a;100, each at least 80")
+  endif()
   set(expanded ${PGQA_CUDA_ARCHITECTURES})
   list(POP_BACK expanded last)
   list(TRANSFORM expanded APPEND "-real" REGEX "^[0-9]+a?$")

@@ -141,8 +141,21 @@ def report(evaluation: Evaluation, json_target: str | None, score_name: str) -> 
         print(f"geomean_spin_speedup: {evaluation.score.geomean_spin_speedup:.3f}")
 
 
+def check_arguments(arguments: argparse.Namespace) -> str | None:
+    """Why the arguments are refused, before anything runs; None when they are not."""
+    if arguments.timeout is not None and arguments.timeout <= 0:
+        return f"--timeout: got {arguments.timeout}, expected more than 0 seconds"
+    if arguments.json not in (None, "-") and not Path(arguments.json).resolve().parent.is_dir():
+        return f"--json: got {arguments.json}, expected a file in a folder that exists"
+    return None
+
+
 def main(arguments: argparse.Namespace, roles: Sequence[str], score_name: str) -> tuple[int, Evaluation | None]:
     """Evaluates and reports; returns the exit status and, unless refused, the evaluation."""
+    refusal = check_arguments(arguments)
+    if refusal is not None:
+        print(f"refused: {refusal}", file=sys.stderr)
+        return EXIT_REFUSED, None
     try:
         evaluation = evaluate(arguments, roles)
     except (SpecError, SubmissionError) as error:

@@ -65,8 +65,8 @@ def decode(
     window_left: only the last window_left + 1 tokens count; -1: all.
     logits_soft_cap: cap * tanh(s / cap) on scores when above 0.
     pos_encoding_mode: 0 none, 1 RoPE on q and on the cached keys (pairs i, i + head_dim / 2).
-    workspace: uint8 tensor of at least `workspace_bytes(...)` on q's device; by default the
-    library's own, one for each device and stream.
+    workspace: uint8 tensor of at least `workspace_bytes(...)` on q's device, unused on the CPU; by
+    default the library's own, one for each device and stream.
 
     Raises ValueError or TypeError, naming the argument, before anything is launched;
     RuntimeError when CUDA fails.
@@ -94,7 +94,7 @@ def supports(
 ) -> list[str]:
     """Why `decode` would refuse these arguments: one reason each, empty when it takes them.
 
-    Reads no device values and launches nothing. TypeError for what is no tensor or number.
+    Reads no values, so wrong page tables are not found: see `validate_page_table`. TypeError for what is no tensor or number.
     """
     return _pgqa.check_decode(
         q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,

@@ -23,6 +23,12 @@ std::string DTypeText(const at::Tensor& tensor) {
   return std::string("dtype ") + c10::toString(tensor.scalar_type());
 }
 
+// That the memory holds the values: torch negates some views only when they are read.
+void CheckResolved(const char* name, const at::Tensor& tensor, Faults* faults) {
+  if (!tensor.is_neg()) return;
+  faults->push_back(FaultText(name, "a view to be negated when read", "one after resolve_neg()"));
+}
+
 // Rank, grad, device and the layout of rows. False when later checks would have nothing to stand on.
 bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& q,
                 Faults* faults) {
@@ -34,6 +40,7 @@ bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const 
     faults->push_back(FaultText(name, ShapeText(tensor), "rank " + std::to_string(rank)));
     return false;
   }
+  CheckResolved(name, tensor, faults);
   if (tensor.device() != q.device()) {
     faults->push_back(
         FaultText(name, DeviceText(tensor), "one on " + q.device().str() + " like q"));
@@ -260,6 +267,7 @@ void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults
   if (tensor.scalar_type() != at::kInt) {
     faults->push_back(FaultText(name, DTypeText(tensor), "dtype Int (int32)"));
   }
+  CheckResolved(name, tensor, faults);
   if (tensor.layout() != at::kStrided) {
     faults->push_back(FaultText(name, "a sparse tensor", "a dense one"));
   } else if (tensor.dim() != 1) {

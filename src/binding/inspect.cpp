@@ -6,6 +6,8 @@
 #include <pybind11/stl.h>
 #include <torch/types.h>
 
+#include <algorithm>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -28,7 +30,10 @@ constexpr int32_t kDefaultSharedMemory = 232448;
 
 template <class T>
 T ValueOrThrow(absl::StatusOr<T> value) {
-  if (!value.ok()) ThrowValueError(std::string(value.status().message()));
+  if (value.status().code() == absl::StatusCode::kInvalidArgument) {
+    ThrowValueError(std::string(value.status().message()));
+  }
+  if (!value.ok()) throw std::runtime_error(std::string(value.status().message()));
   return *std::move(value);
 }
 
@@ -136,7 +141,8 @@ PageTableView HostTable(const at::Tensor& indptr, const at::Tensor& last_page_le
   table.last_page_len = last_page_len.data_ptr<int32_t>();
   table.batch = static_cast<int32_t>(last_page_len.numel());
   table.page_size = page_size;
-  table.num_indices = std::max(0, table.indptr[table.batch]);
+  // Large enough for every row: what can be wrong is the rows themselves.
+  table.num_indices = std::max(0, *std::max_element(table.indptr, table.indptr + table.batch + 1));
   return table;
 }
 

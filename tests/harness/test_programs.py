@@ -111,6 +111,14 @@ def test_missing_submission_fails_every_case(tmp_path: Path, spec: Callable[...,
     assert done.returncode == 1 and "no solver.py" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--timeout", 0), ("--timeout", -1), ("--json", "/no/such/folder/result.json")]
+)
+def test_wrong_arguments_are_refused_first(spec: Callable[..., Path], option: str, value: Any) -> None:
+    done = run_program("selfcheck.py", "--spec", spec(TINY), option, value)
+    assert done.returncode == 2 and f"refused: {option}: got {value}" in done.stderr
+
+
 def test_log_starts_with_the_starter() -> None:
     rows = [line for line in history.LOG.read_text().splitlines() if line.startswith("| v")]
     assert rows[1].startswith("| v0 |") and "1.00x" in rows[1]

@@ -124,6 +124,7 @@ BAD = [
     Bad("on the CPU", "workspace", lambda a: {"workspace": torch.zeros(1 << 24, dtype=torch.uint8)}, gpu_only=True),
     Bad("strided", "workspace",
         lambda a: {"workspace": torch.zeros(1 << 25, dtype=torch.uint8, device="cuda")[::2]}, gpu_only=True),
+    *each("q k_cache v_cache page_indices", lambda n: Bad("lazily negated", n, lambda a: {n: torch._neg_view(a[n])})),
     Bad("sparse", "workspace", lambda a: {"workspace": torch.zeros(4, 4, device=a["q"].device).to_sparse()}),
     Bad("overlaps the keys", "workspace", lambda a: {"workspace": a["k_cache"].view(torch.uint8).view(-1)}),
     Bad("start not aligned", "workspace",
