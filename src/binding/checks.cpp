@@ -14,7 +14,6 @@ namespace pgqa::binding {
 namespace {
 
 using Faults = std::vector<std::string>;
-
 constexpr int64_t kGpuRowBytes = 16;
 
 std::string DeviceText(const at::Tensor& tensor) { return "a tensor on " + tensor.device().str(); }
