@@ -94,7 +94,8 @@ def supports(
 ) -> list[str]:
     """Why `decode` would refuse these arguments: one reason each, empty when it takes them.
 
-    Reads no values, so wrong page tables are not found: see `validate_page_table`. TypeError for what is no tensor or number.
+    Reads no values, so wrong page tables are not found: see `validate_page_table`. TypeError for
+    what is no tensor or number.
     """
     return _pgqa.check_decode(
         q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <sstream>
+#include <stdexcept>
 
 namespace pgqa::binding {
 namespace {
@@ -17,6 +18,13 @@ namespace {
 
 std::string FaultText(const char* argument, const std::string& got, const std::string& expected) {
   return std::string(argument) + ": got " + got + ", expected " + expected;
+}
+
+void ThrowIfError(const absl::Status& status) {
+  if (status.ok()) return;
+  const std::string message(status.message());
+  if (status.code() == absl::StatusCode::kInvalidArgument) throw pybind11::value_error(message);
+  throw std::runtime_error(message);
 }
 
 const at::Tensor& ToTensor(const char* argument, pybind11::handle object) {

@@ -9,10 +9,15 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
+
 namespace pgqa::binding {
 
 // "<argument>: got <x>, expected <y>", as everywhere in pgqa.
 std::string FaultText(const char* argument, const std::string& got, const std::string& expected);
+
+// Raises ValueError for InvalidArgument, RuntimeError for any other error.
+void ThrowIfError(const absl::Status& status);
 
 // A tensor. Raises TypeError for anything else.
 const at::Tensor& ToTensor(const char* argument, pybind11::handle object);

@@ -7,7 +7,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,10 +29,7 @@ constexpr int32_t kDefaultSharedMemory = 232448;
 
 template <class T>
 T ValueOrThrow(absl::StatusOr<T> value) {
-  if (value.status().code() == absl::StatusCode::kInvalidArgument) {
-    ThrowValueError(std::string(value.status().message()));
-  }
-  if (!value.ok()) throw std::runtime_error(std::string(value.status().message()));
+  ThrowIfError(value.status());
   return *std::move(value);
 }
 
@@ -168,9 +164,7 @@ void ValidateTable(const py::object& page_indptr, const py::object& page_indices
   table.indices = indices.data_ptr<int32_t>();
   table.num_indices = indices.numel();
   table.num_pages = num_pages;
-  if (const absl::Status status = ValidatePageTable(table); !status.ok()) {
-    ThrowValueError(std::string(status.message()));
-  }
+  ThrowIfError(ValidatePageTable(table));
 }
 
 py::list PiecesOf(const Schedule& schedule, int32_t worker) {

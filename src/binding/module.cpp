@@ -17,13 +17,6 @@ namespace {
 namespace py = pybind11;
 using Object = const py::object&;
 
-void ThrowIfError(const absl::Status& status) {
-  if (status.ok()) return;
-  const std::string message(status.message());
-  if (status.code() == absl::StatusCode::kInvalidArgument) throw py::value_error(message);
-  throw std::runtime_error(message);
-}
-
 DecodeCall ReadCall(Object q, Object k_cache, Object v_cache, Object page_indptr,
                     Object page_indices, Object last_page_len, Object sm_scale, Object window_left,
                     Object logits_soft_cap, Object pos_encoding_mode, Object rope_scale,
