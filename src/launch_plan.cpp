@@ -40,7 +40,7 @@ void SizeWorkspace(int32_t partial_floats, LaunchPlan* plan) {
   plan->num_slots = 2 * partition.num_workers;
   plan->workspace_bytes = int64_t{plan->num_slots} * partition.max_heads_per_worker *
                           plan->partial_rows * partial_floats * static_cast<int64_t>(sizeof(float));
-  plan->num_counters = partition.num_workers * partition.max_heads_per_worker;
+  plan->num_counters = partition.num_workers * partition.warps_per_worker;
 }
 
 }  // namespace

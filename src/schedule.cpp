@@ -41,6 +41,12 @@ int64_t CountLiveTokens(const PageTableView& table, int32_t window_left,
   return sum;
 }
 
+int64_t SumTiles(absl::Span<const int64_t> counts, int32_t tile_tokens) {
+  int64_t tiles = 0;
+  for (const int64_t live : counts) tiles += NumTiles(live, tile_tokens);
+  return tiles;
+}
+
 // Turns token counts into the tiles before each request, in place; the last entry is the sum.
 void TokensToTilePrefix(int32_t tile_tokens, std::vector<int64_t>* counts) {
   int64_t tiles = 0;
@@ -74,10 +80,12 @@ BatchPlan PlanBatch(const PartitionConfig& config, const PageTableView& host_tab
   BatchPlan plan;
   std::vector<int64_t> tile_prefix;
   plan.live_tokens = CountLiveTokens(host_table, window_left, &tile_prefix);
-  const int32_t heads = HeadsPerWorker(config, plan.live_tokens);
+  const AxisCuts cuts = CutAxes(config);
+  const int32_t heads = cuts.HeadsPerWorker(config, SumTiles(tile_prefix, TileTokens(config, 1)));
   TokensToTilePrefix(TileTokens(config, heads), &tile_prefix);
-  plan.partition = MakePartition(config, heads, tile_prefix.back());
-  plan.num_axes = NumAxes(config, plan.partition);
+  const AxisCut& cut = cuts.of_log2_heads[Log2(heads)];
+  plan.partition = MakePartition(config, cut, heads, tile_prefix.back());
+  plan.num_axes = cut.num_axes;
   plan.starts.resize(config.num_workers);
   for (int32_t worker = 0; worker < config.num_workers; ++worker) {
     const Share share = plan.ShareOf(worker);

@@ -9,7 +9,6 @@
 namespace pgqa {
 
 constexpr int32_t kStageTokens = 16;  // tokens of one ring stage: the depth of one tensor-core step
-constexpr int32_t kFetchAhead = 1;    // stages from the load of a page id to its first use
 constexpr int32_t kMergeRows = 8;     // query heads that the warps of a head merge in one round
 constexpr int32_t kTileRows = 16;     // rows of a tensor-core tile: query heads of RowMode::kWide
 constexpr int32_t kSplitRows = 8;     // rows of a tile that RowMode::kSplit fills with query heads
@@ -33,12 +32,15 @@ struct TileConfig {
   PGQA_HOST_DEVICE constexpr int32_t RingBytes() const { return num_stages * StageBytes(); }
   // One fp32 row of a partial in shared or global memory: accumulator, maximum, sum, two words unused.
   PGQA_HOST_DEVICE constexpr int32_t PartialFloats() const { return padded_head_dim + 4; }
-  // Pieces that a loader may be ahead, a power of two: one a stage, one a fetched stage.
+  // Pieces that a loader may be ahead, a power of two: one a stage of the ring, one a stage whose page ids are
+  // fetched.
   PGQA_HOST_DEVICE constexpr int32_t QueueCapacity() const {
-    return num_stages + kFetchAhead <= 4 ? 4 : 8;
+    return num_stages <= 2 ? 4 : num_stages <= 4 ? 8 : 16;
   }
+  // A warp: the queue of pieces, for each stage where its rows lie in the pages, the offsets of the rows that are
+  // being copied, and the slots of the piece that is computed.
   PGQA_HOST_DEVICE constexpr int32_t ScratchBytes() const {
-    return QueueCapacity() * 56 + kStageTokens * 16 + 16;
+    return QueueCapacity() * 56 + num_stages * kStageTokens * 12 + kStageTokens * 16 + 16;
   }
   // RoPE, a warp: the rotation of its current frame as (cos, sin) pairs, then the turned q of eight query heads
   // as high and low parts.

@@ -204,11 +204,12 @@ absl::Status ValidatePartitionConfig(const PartitionConfig& config) {
   CheckAtLeast("double_heads_from", config.double_heads_from, 1, &faults);
   if (!faults.empty()) return FirstFault(faults);
   const int32_t heads = config.max_heads_per_worker;
-  if (!IsPowerOfTwo(heads) || heads > config.warps_per_worker || config.num_heads % heads != 0) {
-    return FaultStatus(
-        "max_heads_per_worker", heads,
-        absl::StrCat("a power of two that divides num_heads (", config.num_heads,
-                     ") and is at most warps_per_worker (", config.warps_per_worker, ")"));
+  if (!IsPowerOfTwo(heads) || heads > config.warps_per_worker || heads > 1 << kMaxLog2Heads ||
+      config.num_heads % heads != 0) {
+    return FaultStatus("max_heads_per_worker", heads,
+                       absl::StrCat("a power of two that divides num_heads (", config.num_heads,
+                                    ") and is at most warps_per_worker (", config.warps_per_worker,
+                                    ") and ", 1 << kMaxLog2Heads));
   }
   return absl::OkStatus();
 }

@@ -40,7 +40,7 @@ struct LaunchPlan {
   int32_t partial_rows = 0;  // query heads of one (slot, head): min(group, rows a block)
   int32_t num_slots = 0;     // 2 * workers
   int64_t workspace_bytes = 0;  // partials; a pure function of this plan
-  int32_t num_counters = 0;     // merge counters, owned by the library: workers * heads a worker
+  int32_t num_counters = 0;     // merge counters, owned by the library: workers * warps
 };
 
 // Plan of a GPU call. Errors (InvalidArgument) name the argument, what it got and what was expected.

@@ -10,10 +10,13 @@
 
 #include <cstdint>
 
+#include "pgqa/divisor.h"
 #include "pgqa/host_device.h"
 #include "pgqa/page_table.h"
 
 namespace pgqa {
+
+constexpr int32_t kMaxLog2Heads = 3;  // of the heads a worker
 
 // What the partition needs to know of a launch plan. No lengths.
 struct PartitionConfig {
@@ -21,34 +24,11 @@ struct PartitionConfig {
   int32_t warps_per_worker = 1;      // a power of two; warps split heads first, then tokens
   int32_t stage_tokens = 16;         // tokens that one warp takes in one step; a power of two
   int32_t num_heads = 1;             // KV heads times row blocks
-  int32_t max_heads_per_worker = 1;  // a power of two, divides num_heads, <= warps_per_worker
+  int32_t max_heads_per_worker = 1;  // a power of two, divides num_heads, <= warps_per_worker and 8
   int32_t min_tiles_per_worker = 1;  // fewer tiles than this a worker leave workers idle
-  int32_t double_heads_from = 1;     // live tokens * heads a worker from which two heads are taken
+  int32_t double_heads_from =
+      1;  // tokens * heads a worker, in whole tiles, from which it takes two
 };
-
-PGQA_HOST_DEVICE int32_t FloorDiv(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
-}
-
-// floor(a / b) for a >= 0, b > 0. 32-bit division where it holds both; else bit by bit on the device, where
-// a 64-bit division would be a call, long and hardly ever needed.
-PGQA_HOST_DEVICE int64_t FloorDiv(int64_t a, int64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-#ifdef __CUDA_ARCH__
-  int64_t quotient = 0;
-  uint64_t rest = 0;
-#pragma unroll 1
-  for (int32_t bit = 62; bit >= 0; --bit) {
-    rest = rest * 2 + (a >> bit & 1);
-    if (rest < static_cast<uint64_t>(b)) continue;
-    rest -= b;
-    quotient |= int64_t{1} << bit;
-  }
-  return quotient;
-#else
-  return a / b;
-#endif
-}
 
 // log2 of a power of two.
 PGQA_HOST_DEVICE int32_t Log2(int32_t power) {
@@ -57,16 +37,6 @@ PGQA_HOST_DEVICE int32_t Log2(int32_t power) {
 #else
   return 31 - __builtin_clz(static_cast<uint32_t>(power));
 #endif
-}
-
-// Heads a worker for a batch of `live_tokens` tokens: doubled each time the work of a worker doubles past
-// double_heads_from. Few tokens want more workers, many want longer contiguous reads.
-PGQA_HOST_DEVICE int32_t HeadsPerWorker(const PartitionConfig& config, int64_t live_tokens) {
-  const int64_t threshold = static_cast<int64_t>(config.double_heads_from) * config.num_workers;
-  const int64_t work = live_tokens * config.num_heads;
-  int32_t heads = 1;
-  while (heads < config.max_heads_per_worker && work >= threshold * heads) heads *= 2;
-  return heads;
 }
 
 PGQA_HOST_DEVICE int32_t TileTokens(const PartitionConfig& config, int32_t heads_per_worker) {
@@ -110,7 +80,7 @@ struct BasicPartition {
 
   // Head group, counted within its axis, in which a share begins; 0 for an empty share.
   PGQA_HOST_DEVICE int32_t GroupOf(const BasicShare<Index>& s) const {
-    if (groups_per_axis == 1 || s.begin >= s.end) return 0;
+    if (PGQA_LIKELY(groups_per_axis == 1) || s.begin >= s.end) return 0;
     return static_cast<int32_t>(FloorDiv(s.begin, tiles));
   }
 
@@ -124,36 +94,85 @@ struct BasicPartition {
   }
 };
 
-// Cuts `tiles` tiles (of every head group) for `heads_per_worker`. One axis a head group where that keeps
-// nine tenths of the workers busy, so that workers of different head groups read the same tokens at the
-// same time; else one axis for all.
+// How the workers of the grid are dealt to head groups, for one number of heads a worker. No lengths.
+struct AxisCut {
+  int32_t groups_per_axis = 1;
+  int32_t workers_per_axis = 1;
+  int32_t num_axes = 1;  // workers past the last one own nothing
+  Divisor by_workers;    // divides by workers_per_axis
+  Divisor by_axes;       // divides by num_axes
+};
+
+// One axis a head group where that keeps nine tenths of the workers busy, so that workers of different head
+// groups read the same tokens at the same time; else one axis for all.
+inline AxisCut CutAxes(const PartitionConfig& config, int32_t heads_per_worker) {
+  const int32_t groups = config.num_heads / heads_per_worker;
+  const int32_t workers_per_group = config.num_workers / groups;
+  const bool axis_per_group =
+      int64_t{workers_per_group} * groups * 10 >= int64_t{config.num_workers} * 9;
+  AxisCut cut;
+  cut.groups_per_axis = axis_per_group ? 1 : groups;
+  cut.workers_per_axis = axis_per_group ? workers_per_group : config.num_workers;
+  cut.num_axes = axis_per_group ? groups : 1;
+  cut.by_workers = Divisor(cut.workers_per_axis);
+  cut.by_axes = Divisor(cut.num_axes);
+  return cut;
+}
+
+// What the device needs to choose the heads a worker and to cut the batch for them.
+struct AxisCuts {
+  AxisCut of_log2_heads[kMaxLog2Heads + 1];
+  int32_t doubling_tiles = 1;  // tiles of one head from which two heads are taken
+
+  // Heads a worker for a batch of `tiles` tiles of one head: doubled each time the work of a worker doubles past
+  // double_heads_from. Few tokens want more workers, many want longer contiguous reads. Whole tiles are
+  // counted, so that short requests, which leave warps of a head idle, double early.
+  template <class Index>
+  PGQA_HOST_DEVICE int32_t HeadsPerWorker(const PartitionConfig& config, Index tiles) const {
+    int32_t heads = 1;
+    while (heads < config.max_heads_per_worker && tiles >= doubling_tiles * heads) heads *= 2;
+    return heads;
+  }
+};
+
+inline AxisCuts CutAxes(const PartitionConfig& config) {
+  AxisCuts cuts;
+  for (int32_t log2 = 0; 1 << log2 <= config.max_heads_per_worker; ++log2) {
+    cuts.of_log2_heads[log2] = CutAxes(config, 1 << log2);
+  }
+  const int64_t tile_work = int64_t{TileTokens(config, 1)} * config.num_heads;
+  const int64_t tiles =
+      (int64_t{config.double_heads_from} * config.num_workers + tile_work - 1) / tile_work;
+  constexpr int64_t kMostTiles = int64_t{1} << (30 - kMaxLog2Heads);
+  cuts.doubling_tiles = static_cast<int32_t>(tiles < kMostTiles ? tiles : kMostTiles);
+  return cuts;
+}
+
+// Cuts `tiles` tiles (of every head group) for `heads_per_worker`, whose cut of the axes is `cut`.
 template <class Index>
 PGQA_HOST_DEVICE BasicPartition<Index> MakePartition(const PartitionConfig& config,
-                                                     int32_t heads_per_worker, Index tiles) {
+                                                     const AxisCut& cut, int32_t heads_per_worker,
+                                                     Index tiles) {
   BasicPartition<Index> p;
   p.heads_per_worker = heads_per_worker;
   p.tile_tokens = TileTokens(config, heads_per_worker);
   p.tiles = tiles;
-  const int32_t groups = config.num_heads >> Log2(heads_per_worker);
-  const int32_t workers_per_group = FloorDiv(config.num_workers, groups);
-  const bool axis_per_group = workers_per_group * groups * 10 >= config.num_workers * 9;
-  p.groups_per_axis = axis_per_group ? 1 : groups;
-  p.workers_per_axis = axis_per_group ? workers_per_group : config.num_workers;
+  p.groups_per_axis = cut.groups_per_axis;
+  p.workers_per_axis = cut.workers_per_axis;
   const Index units = p.UnitsPerAxis();
-  p.active_workers = p.workers_per_axis;
-  if (units < static_cast<Index>(p.workers_per_axis) * config.min_tiles_per_worker) {
-    const Index wanted = FloorDiv(units, static_cast<Index>(config.min_tiles_per_worker));
-    p.active_workers = wanted < 1 ? 1 : static_cast<int32_t>(wanted);
+  // Divisions by run-time values are slow on the device; the common cases need none.
+  const int32_t min_tiles = config.min_tiles_per_worker;
+  if (units >= static_cast<Index>(cut.workers_per_axis) * min_tiles) {
+    p.active_workers = cut.workers_per_axis;
+    p.share = cut.by_workers.Divide(units);
+  } else {
+    const auto wanted =
+        static_cast<int32_t>(min_tiles == 1 ? units : FloorDiv(units, Index{min_tiles}));
+    p.active_workers = wanted < 1 ? 1 : wanted;
+    p.share = p.active_workers == units ? 1 : FloorDiv(units, Index{p.active_workers});
   }
-  p.share = FloorDiv(units, static_cast<Index>(p.active_workers));
   p.extra = units - p.share * p.active_workers;
   return p;
-}
-
-// Axes of the grid; workers past the last one own nothing.
-template <class Index>
-PGQA_HOST_DEVICE int32_t NumAxes(const PartitionConfig& config, const BasicPartition<Index>& p) {
-  return p.groups_per_axis == 1 ? config.num_heads >> Log2(p.heads_per_worker) : 1;
 }
 
 // A worker's run of tiles of one (request, head group).
@@ -177,7 +196,7 @@ struct BasicPiece {
 // and f + l < 2 * g.
 struct PieceSlots {
   int32_t first_worker =
-      0;  // of the grid; owns the request's first piece, and lends its merge counter
+      0;  // of the grid; owns the request's first piece, and lends its merge counters
   int32_t num_pieces = 1;
   int32_t first_slot = 0;
 
@@ -219,17 +238,25 @@ class BasicPieceCursor {
   // Writes the next piece, or returns false when the share is used up.
   PGQA_HOST_DEVICE bool Next(const PageTableView& table, int32_t window_left,
                              BasicPiece<Index>* piece) {
+    return Next(
+        table.batch, [&](int32_t request) { return table.LiveTokens<Index>(request, window_left); },
+        piece);
+  }
+
+  // The same for live tokens that `live_of(request)` tells, a BasicTokenRange<Index>.
+  template <class LiveOf>
+  PGQA_HOST_DEVICE bool Next(int32_t batch, LiveOf&& live_of, BasicPiece<Index>* piece) {
     if (unit_ >= end_) return false;
     BasicTokenRange<Index> live;
     Index request_end = 0;
     Index tiles = 0;
     while (true) {
-      live = table.LiveTokens<Index>(request_, window_left);
+      live = live_of(request_);
       tiles = NumTiles(live.size(), tile_tokens_);
       request_end = request_unit_ + tiles;
       if (request_end > unit_) break;
       request_unit_ = request_end;
-      if (++request_ == table.batch) {
+      if (++request_ == batch) {
         request_ = 0;
         ++head_group_;
       }

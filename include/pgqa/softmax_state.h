@@ -41,9 +41,15 @@ PGQA_HOST_DEVICE SoftmaxState Merge(const SoftmaxState& a, const SoftmaxState& b
   return {max, a.sum * Rescale(a.max, max) + b.sum * Rescale(b.max, max)};
 }
 
-// Factor that turns an accumulator into the output; 0 for the empty state, whose output is 0.
+// Factor that turns an accumulator into the output, on the device to 1 ulp; 0 for the empty state, whose output is 0.
 PGQA_HOST_DEVICE float OutputScale(const SoftmaxState& state) {
+#ifdef __CUDA_ARCH__
+  float scale;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(scale) : "f"(state.sum));
+  return state.sum == 0.0F ? 0.0F : scale;
+#else
   return state.sum == 0.0F ? 0.0F : 1.0F / state.sum;
+#endif
 }
 
 // Natural log-sum-exp of the logits; -inf for the empty state.

@@ -45,17 +45,32 @@ __device__ __forceinline__ WarpRole RoleOf(int32_t warp, int32_t num_warps,
   return role;
 }
 
-// Empty requests own no tile; their outputs are written here, each by one CTA.
-__device__ __forceinline__ void WriteEmptyRequests(const AttentionParams& params) {
+// Output 0 and LSE -inf for one request, by a warp.
+__device__ __forceinline__ void WriteEmptyRequest(const AttentionParams& params, int32_t request) {
+  const int32_t lane = threadIdx.x % kWarpSize;
   const int64_t row_elements = static_cast<int64_t>(params.num_query_heads) * params.head_dim;
-  for (int32_t request = blockIdx.x; request < params.table.batch; request += gridDim.x) {
-    if (params.table.KvLength(request) != 0) continue;
-    uint4* out = reinterpret_cast<uint4*>(params.out + request * row_elements * 2);
-    for (int32_t i = threadIdx.x; i < row_elements / 8; i += blockDim.x)
-      out[i] = make_uint4(0, 0, 0, 0);
-    if (params.lse == nullptr) continue;
-    for (int32_t head = threadIdx.x; head < params.num_query_heads; head += blockDim.x) {
-      params.lse[static_cast<int64_t>(request) * params.num_query_heads + head] = -INFINITY;
+  uint4* out = reinterpret_cast<uint4*>(params.out + request * row_elements * 2);
+  for (int32_t i = lane; i < row_elements / 8; i += kWarpSize) out[i] = make_uint4(0, 0, 0, 0);
+  if (params.lse == nullptr) return;
+  float* lse = params.lse + static_cast<int64_t>(request) * params.num_query_heads;
+  for (int32_t head = lane; head < params.num_query_heads; head += kWarpSize) lse[head] = -INFINITY;
+}
+
+// Empty requests own no tile; their outputs are written here, each by one warp. Neighbouring requests go to
+// different CTAs; a warp looks at 32 of its requests at a time.
+__device__ __forceinline__ void WriteEmptyRequests(const AttentionParams& params) {
+  const auto num_ctas = static_cast<int32_t>(gridDim.x);
+  const auto num_warps = static_cast<int32_t>(blockDim.x) / kWarpSize;
+  const int32_t warp = threadIdx.x / kWarpSize;
+  const int32_t lane = threadIdx.x % kWarpSize;
+  for (int32_t base = 0; base < params.table.batch; base += num_ctas * num_warps * kWarpSize) {
+    const int32_t own = base + static_cast<int32_t>(blockIdx.x) + num_ctas * warp;
+    const int32_t request = own + num_ctas * num_warps * lane;
+    const bool is_empty =
+        request < params.table.batch && params.table.KvLength<int64_t>(request) == 0;
+    for (uint32_t left = __ballot_sync(kFullWarp, is_empty); left != 0; left &= left - 1) {
+      const int32_t found = __ffs(static_cast<int32_t>(left)) - 1;
+      WriteEmptyRequest(params, own + num_ctas * num_warps * found);
     }
   }
 }
@@ -69,7 +84,9 @@ class PieceComputer {
   __device__ __forceinline__ PieceComputer(const AttentionParams& params,
                                            const WorkerPlan<typename Traits::Index>& plan,
                                            const WarpRole& role, const SharedLayout<Traits>& layout)
-      : params_(params), plan_(plan), role_(role), layout_(layout) {}
+      : params_(params), plan_(plan), role_(role), layout_(layout) {
+    accumulator_.Reset();
+  }
 
   // Starts the next piece if the last one has ended and there is one. Its queries are on their way while its
   // stage is waited for.
@@ -77,6 +94,7 @@ class PieceComputer {
     if (tiles_left_ != 0 || !loader.HasPiece()) return;
     piece_ = loader.PopPiece();
     tiles_left_ = piece_.num_tiles;
+    knows_slots_ = false;
     const int32_t tile_tokens = plan_.partition.tile_tokens;
     tokens_left_ = piece_.live.size() - piece_.first_tile * tile_tokens - role_.rank * kStageTokens;
     const HeadRange heads = HeadsOf();
@@ -84,31 +102,57 @@ class PieceComputer {
         params_,
         params_.q + piece_.request * params_.q_batch_stride + heads.first * params_.q_head_stride,
         heads.count);
-    accumulator_.Reset();
+  }
+
+  // Finds the slots of the piece's partials, which is slow, ahead of their use.
+  __device__ __forceinline__ void FindSlots() {
+    if (knows_slots_ || piece_.IsWhole()) return;
+    const PieceSlots slots = SlotsOf(plan_.partition, plan_.axis, piece_);
+    knows_slots_ = true;
+    if (threadIdx.x % kWarpSize != 0) return;
+    OwnScratch()->slots = slots;
+    ptx::PrefetchToL2(CounterOf(slots));
+  }
+
+  // Does what the next stage needs of q, if there is one.
+  __device__ __forceinline__ void TurnQueries(Frame<Traits>& frame) {
+    if (tokens_left_ > 0) queries_.Turn(params_, tokens_left_ - 1, frame);
   }
 
   // Adds one stage; on the last of the piece, merges and writes.
-  template <class Frame>
-  __device__ __forceinline__ void Process(const char* stage, Frame& frame) {
+  __device__ __forceinline__ void Process(const char* stage, const Frame<Traits>& frame) {
     if (tokens_left_ > 0) {
       const int32_t num_rows = static_cast<int32_t>(min(tokens_left_, Index{kStageTokens}));
       StageScores scores = {};
-      queries_.ComputeStage(params_, stage, tokens_left_ - 1, layout_.RowRotations(), frame,
-                            scores);
+      queries_.ComputeStage(stage, frame, scores);
       accumulator_.Add(params_, scores, stage + Traits::kTile.KeyBytes(), num_rows);
     }
     tokens_left_ -= plan_.partition.tile_tokens;
     if (--tiles_left_ == 0) {
+      FindSlots();
+      __syncwarp();
       // The stage has been read: each warp of the team merges through it, at the same place of its ring.
       const int32_t first_warp = role_.team * role_.team_size;
       const int64_t place = stage - layout_.Ring(first_warp + role_.rank);
       FinishPiece<Traits>(params_, role_, Target(), accumulator_,
-                          reinterpret_cast<float*>(layout_.Ring(first_warp) + place),
-                          &layout_.Scratch(first_warp)->arrived_last);
+                          reinterpret_cast<float*>(layout_.Ring(first_warp) + place));
+      accumulator_.Reset();
     }
   }
 
  private:
+  __device__ __forceinline__ int32_t Warp() const {
+    return role_.team * role_.team_size + role_.rank;
+  }
+  __device__ __forceinline__ WarpScratch<Traits>* OwnScratch() const {
+    return layout_.Scratch(Warp());
+  }
+
+  // This warp's counter of a request's partials.
+  __device__ __forceinline__ uint32_t* CounterOf(const PieceSlots& slots) const {
+    return params_.counters + slots.first_worker * layout_.num_warps + Warp();
+  }
+
   struct HeadRange {
     int32_t first;  // query head
     int32_t count;
@@ -131,15 +175,17 @@ class PieceComputer {
     target.is_whole = piece_.IsWhole();
     if (target.is_whole) return target;
     const int32_t heads = plan_.partition.heads_per_worker;
-    const PieceSlots slots = SlotsOf(plan_.partition, plan_.axis, piece_);
-    const int64_t head_floats = int64_t{params_.partial_rows} * Traits::kTile.PartialFloats();
+    const PieceSlots slots = OwnScratch()->slots;
+    const uint32_t head_floats = params_.partial_rows * Traits::kTile.PartialFloats();
+    const uint32_t slot_floats = heads * head_floats;
+    const uint32_t slot = slots.first_slot;
+    const uint32_t index = plan_.worker - slots.first_worker;
     target.num_pieces = slots.num_pieces;
-    target.slot_floats = heads * head_floats;
+    target.slot_bytes = slot_floats * 4;
     target.first_partials =
-        params_.partials + slots.first_slot * target.slot_floats + role_.team * head_floats;
-    const int32_t index = plan_.worker - slots.first_worker;
-    target.own_partials = target.first_partials + index * target.slot_floats;
-    target.counter = params_.counters + slots.first_worker * heads + role_.team;
+        params_.partials + uint64_t{slot} * slot_floats + role_.team * head_floats;
+    target.own_partials = target.first_partials + uint64_t{index} * slot_floats;
+    target.counter = CounterOf(slots);
     return target;
   }
 
@@ -152,62 +198,67 @@ class PieceComputer {
   Accumulator<Traits> accumulator_;
   Index tokens_left_ = 0;  // from this warp's first token of the stage to the end of the request
   Index tiles_left_ = 0;   // of the piece
+  bool knows_slots_ = false;
 };
 
-struct NoFrame {};
-
-// Streams the worker's share: the page ids of a stage are fetched, kFetchAhead steps later its copies are issued,
-// num_stages steps later it is computed. One loop, so that the code of each phase exists once: in a short call
-// cold instructions cost more than anything else.
-template <class Traits, class MakeFrame>
+// Streams the worker's share: in step t a stage is computed, the copies of the stage num_stages later are issued and
+// the page ids of the one 2 * num_stages later fetched. One loop, so that the code of each phase exists once: in a
+// short call cold instructions cost more than anything else. What needs no keys is done while the first are on their
+// way.
+template <class Traits>
 __device__ __forceinline__ void StreamShare(const AttentionParams& params,
                                             const WorkerPlan<typename Traits::Index>& plan,
+                                            const SharedLayout<Traits>& layout,
                                             StageLoader<Traits>& loader,
-                                            PieceComputer<Traits>& computer, MakeFrame make_frame) {
-  constexpr int32_t kFirstComputed = kFetchAhead + Traits::kTile.num_stages;
-  const auto last_step = plan.share.end - plan.share.begin + kFirstComputed - 1;
-  decltype(make_frame()) frame{};
+                                            PieceComputer<Traits>& computer, Frame<Traits>& frame) {
+  constexpr int32_t kFirstIssued = Traits::kTile.num_stages;
+  constexpr int32_t kFirstComputed = 2 * kFirstIssued;
+  const auto num_tiles = plan.share.end - plan.share.begin;
 #pragma unroll 1
-  for (typename Traits::Index step = 0; step <= last_step; ++step) {
-    if (step > 0) computer.BeginIfDue(loader);
-    if (step >= kFirstComputed) computer.Process(loader.Wait(), frame);
-    if (step >= kFetchAhead) loader.Issue();
-    loader.FetchPages();
+  for (typename Traits::Index step = 0; step < num_tiles + kFirstComputed; ++step) {
+    if (step >= kFirstIssued) {
+      computer.BeginIfDue(loader);
+      if (step >= kFirstComputed) computer.TurnQueries(frame);
+      loader.Wait();
+      if (step >= kFirstComputed) computer.Process(loader.Stage(), frame);
+      loader.Issue();
+    }
+    loader.Fetch();
     if (step == kFirstComputed - 1) {
-      if (plan.has_empty_requests) WriteEmptyRequests(params);
-      frame = make_frame();
+      computer.FindSlots();
+      if (!PGQA_LIKELY(!plan.has_empty_requests)) WriteEmptyRequests(params);
+      frame.Prepare(plan.partition.tile_tokens, num_tiles, layout.Frame(threadIdx.x / kWarpSize),
+                    layout.RowRotations());
     }
   }
+}
+
+// Brings the page ids to the L2, so that they are there when the plan tells which are wanted.
+__device__ __forceinline__ void PrefetchPageIds(const PageTableView& table) {
+  constexpr int64_t kLineIds = 32;
+  const int64_t first = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kLineIds;
+  if (first < table.num_indices) ptx::PrefetchToL2(table.indices + first);
 }
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kMaxThreads, 1)
     AttentionKernel(const __grid_constant__ AttentionParams params) {
   extern __shared__ __align__(128) char shared[];
-  constexpr TileConfig kTile = Traits::kTile;
   const int32_t warp = threadIdx.x / kWarpSize;
   const SharedLayout<Traits> layout{shared, static_cast<int32_t>(blockDim.x) / kWarpSize};
 
   ptx::WaitForPrecedingGrid();
-  const auto plan = PlanWorker<typename Traits::Index>(
-      params.partition, params.table, params.window_left, reinterpret_cast<int64_t*>(shared));
+  PrefetchPageIds(params.table);
+  // What needs no lengths is computed while the rows of the page table arrive.
+  RowWindow<typename Traits::Index> rows;
+  rows.Load(params.table, 0);
+  Frame<Traits> frame(params);
+  const auto plan = PlanWorker(params.partition, params.axis_cuts, params.table, params.window_left,
+                               reinterpret_cast<int64_t*>(shared), &rows);
   const WarpRole role = RoleOf(warp, layout.num_warps, plan.partition.heads_per_worker);
-  StageLoader<Traits> loader(params, plan, role, layout.Ring(warp), layout.Scratch(warp));
+  StageLoader<Traits> loader(params, plan, rows, role, layout.Ring(warp), layout.Scratch(warp));
   PieceComputer<Traits> computer(params, plan, role, layout);
-  if constexpr (Traits::kRope) {
-    StreamShare<Traits>(params, plan, loader, computer, [&] {
-      const auto num_tiles = plan.share.end - plan.share.begin;
-      const int32_t num_stages =
-          num_tiles < kTile.frame_stages ? static_cast<int32_t>(num_tiles) : kTile.frame_stages;
-      FillRowRotations<Traits>(params, plan.partition.tile_tokens, num_stages,
-                               layout.RowRotations());
-      const QueryFrame<Traits> frame(params, plan.partition.tile_tokens, layout.Frame(warp));
-      __syncthreads();
-      return frame;
-    });
-  } else {
-    StreamShare<Traits>(params, plan, loader, computer, [] { return NoFrame{}; });
-  }
+  StreamShare(params, plan, layout, loader, computer, frame);
 }
 
 }  // namespace pgqa

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/divisor.h"
+#include "pgqa/divisor.h"
 #include "pgqa/page_table.h"
 #include "pgqa/partition.h"
 #include "pgqa/types.h"
@@ -12,15 +12,16 @@
 namespace pgqa {
 
 struct RopeParams {
-  double log2_theta = 0.0;
-  double turns_scale =
-      0.0;  // 1 / (2 pi rope_scale): frequency i is turns_scale * theta^(-2 i / head_dim)
+  double turns_scale = 0.0;  // 1 / (2 pi rope_scale)
+  double log2_step =
+      0.0;  // -2 log2(theta) / head_dim: pair i turns by turns_scale * 2^(i log2_step) a token
 };
 
 // In the order of first use: constants are fetched line by line, and a miss stalls all warps.
 struct AttentionParams {
   PageTableView table;
   PartitionConfig partition;
+  AxisCuts axis_cuts;
   int32_t window_left = -1;
   int32_t row_blocks = 1;  // blocks of rows_per_block query heads that share a KV head
   int32_t head_dim = 0;
@@ -43,7 +44,7 @@ struct AttentionParams {
   RopeParams rope;
 
   float* partials = nullptr;     // [slots, heads a worker, partial_rows, padded head_dim + 4]
-  uint32_t* counters = nullptr;  // [workers, heads a worker], zero between launches
+  uint32_t* counters = nullptr;  // [workers, warps], zero between launches
   char* out = nullptr;           // [batch, query_heads, head_dim], contiguous
   float* lse = nullptr;          // [batch, query_heads], natural log; may be null
 };

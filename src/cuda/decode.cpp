@@ -35,9 +35,9 @@ absl::Status CheckStride(const char* name, int64_t stride) {
       name, ": got a stride of ", stride, " elements, expected a multiple of 8 (16-byte rows)"));
 }
 
-// Planning a batch takes 16 bytes of shared memory for 32 requests.
+// Planning a batch takes 8 bytes of shared memory for 32 requests.
 absl::Status CheckBatch(const LaunchPlan& plan, int32_t batch) {
-  const int32_t most = plan.kernel.shared_memory_bytes / 16 * 32;
+  const int32_t most = plan.kernel.shared_memory_bytes / 8 * 32;
   if (batch >= 0 && batch <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("batch: got ", batch, ", expected 0 to ", most));
 }
@@ -126,6 +126,7 @@ AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
   p.table = args.table;
   p.page_divisor = Divisor(args.table.page_size);
   p.partition = plan.partition;
+  p.axis_cuts = CutAxes(plan.partition);
   p.num_query_heads = plan.shape.num_query_heads;
   p.group = plan.shape.GroupSize();
   p.head_dim = plan.shape.head_dim;
@@ -137,7 +138,7 @@ AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
     p.cap = options.logits_soft_cap * kLog2e;
     p.inverse_cap = options.sm_scale / options.logits_soft_cap;
   }
-  p.rope.log2_theta = std::log2(options.rope_theta);
+  p.rope.log2_step = -2.0 * std::log2(options.rope_theta) / plan.shape.head_dim;
   p.rope.turns_scale = 1.0 / (2.0 * M_PI * options.rope_scale);
   return p;
 }

@@ -11,18 +11,6 @@ namespace pgqa {
 constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kFullWarp = 0xffffffffU;
 
-// Index counts tokens and tiles: int32_t where FitsInt32(), else int64_t.
-template <class Index>
-struct WorkerPlan {
-  BasicPartition<Index> partition;
-  BasicShare<Index> share;
-  BasicWorkerStart<Index> start;
-  int32_t axis = 0;
-  int32_t worker =
-      0;  // its number as the host counts them: the workers of axis 0, then those of axis 1, ...
-  bool has_empty_requests = true;  // false only where known
-};
-
 __device__ __forceinline__ int32_t WarpSum(int32_t value) {
   return __reduce_add_sync(kFullWarp, value);
 }
@@ -45,35 +33,81 @@ __device__ __forceinline__ Index WarpInclusiveScan(Index value) {
   return value;
 }
 
-// Live tokens of a request, 0 past the batch.
+// A warp's copy of 32 neighbouring rows of the page table, one a lane, so that a walk over requests does not wait
+// for memory at each.
 template <class Index>
-__device__ __forceinline__ Index LiveTokensOrZero(const PageTableView& table, int32_t window_left,
-                                                  int32_t request) {
-  return request < table.batch ? table.LiveTokens<Index>(request, window_left).size() : 0;
-}
-
-// Cuts the batch and fills everything of the plan but the start. Returns the tile, counted within its head
-// group, at which the worker's share begins. Neighbouring CTAs, which start together, take different axes: then
-// they read the same tokens, whose heads lie side by side in memory, at the same time.
-template <class Index>
-__device__ __forceinline__ Index CutShare(const PartitionConfig& config, int32_t heads, Index tiles,
-                                          WorkerPlan<Index>* plan) {
-  plan->partition = MakePartition(config, heads, tiles);
-  const int32_t per_axis = plan->partition.workers_per_axis;
-  const int32_t num_axes = NumAxes(config, plan->partition);
-  const int32_t cta = static_cast<int32_t>(blockIdx.x);
-  const int32_t worker_in_axis = FloorDiv(cta, num_axes);
-  plan->share = {0, 0};
-  if (worker_in_axis >= per_axis) {  // left over
-    plan->axis = FloorDiv(cta, per_axis);
-    plan->worker = cta;
-    return 0;
+class RowWindow {
+ public:
+  // Loads the rows from `first` on; those past the batch are empty. Without branches, so that loads of several
+  // windows are in flight together.
+  __device__ __forceinline__ void Load(const PageTableView& table, int32_t first) {
+    const int32_t lane = threadIdx.x % kWarpSize;
+    const int32_t request = first + lane;
+    first_ = first;
+    const int32_t row = min(request, table.batch - 1);
+    const int32_t begin = table.indptr[row];
+    const Index length =
+        table.KvLength<Index>(begin, table.indptr[row + 1], table.last_page_len[row]);
+    kv_len_ = request < table.batch ? length : 0;
+    row_begin_ = begin < 0 ? 0 : begin;
   }
-  plan->axis = cta - worker_in_axis * num_axes;
-  plan->worker = plan->axis * per_axis + worker_in_axis;
-  if (tiles == 0) return 0;
-  plan->share = plan->partition.ShareOf(worker_in_axis);
-  return plan->share.begin - plan->partition.GroupOf(plan->share) * tiles;
+
+  // Live tokens of this lane's request.
+  __device__ __forceinline__ Index OwnLiveTokens(int32_t window_left) const {
+    return PageTableView::ClipToWindow(kv_len_, window_left).size();
+  }
+
+  // Of any request of the batch, the same one in all lanes; loads its rows where it does not hold them.
+  __device__ __forceinline__ BasicTokenRange<Index> LiveTokens(const PageTableView& table,
+                                                               int32_t window_left,
+                                                               int32_t request) {
+    if (!PGQA_LIKELY(request >= first_ && request < first_ + kWarpSize)) Load(table, request);
+    return PageTableView::ClipToWindow(__shfl_sync(kFullWarp, kv_len_, request - first_),
+                                       window_left);
+  }
+
+  // First entry of a row that it holds.
+  __device__ __forceinline__ int32_t RowBegin(int32_t request) const {
+    return __shfl_sync(kFullWarp, row_begin_, request - first_);
+  }
+
+ private:
+  int32_t first_ = 0;
+  int32_t row_begin_ = 0;
+  Index kv_len_ = 0;
+};
+
+// Index counts tokens and tiles: int32_t where FitsInt32(), else int64_t.
+template <class Index>
+struct WorkerPlan {
+  BasicPartition<Index> partition;
+  BasicShare<Index> share;
+  BasicWorkerStart<Index> start;
+  int32_t axis = 0;
+  int32_t worker =
+      0;  // its number as the host counts them: the workers of axis 0, then those of axis 1, ...
+  bool has_empty_requests = false;
+};
+
+// Where a CTA stands in a cut. Neighbouring CTAs, which start together, take different axes: then they read the
+// same tokens, whose heads lie side by side in memory, at the same time.
+struct Placement {
+  int32_t axis;
+  int32_t worker_in_axis;  // workers_per_axis or more: left over, owns nothing
+  int32_t worker;
+};
+
+__device__ __forceinline__ Placement PlaceOf(const AxisCut& cut) {
+  const int32_t cta = static_cast<int32_t>(blockIdx.x);
+  Placement place;
+  place.worker_in_axis = cut.by_axes.Divide(cta);
+  place.axis = cta - place.worker_in_axis * cut.num_axes;
+  place.worker = place.axis * cut.workers_per_axis + place.worker_in_axis;
+  if (place.worker_in_axis >= cut.workers_per_axis) {
+    place.axis = cut.by_workers.Divide(cta);
+    place.worker = cta;
+  }
+  return place;
 }
 
 // The lane whose half-open run [end - size, end) holds `wanted`; ends ascend over the lanes.
@@ -82,26 +116,42 @@ __device__ __forceinline__ int32_t LaneOf(Index end, Index wanted) {
   return __ffs(static_cast<int32_t>(__ballot_sync(kFullWarp, end > wanted))) - 1;
 }
 
-// Sums of `per_request(live tokens)` over each run of 32 requests, into sums[run]. Ends with a barrier.
-template <class Index, class Sum, class PerRequest>
-__device__ __forceinline__ void SumRuns(const PageTableView& table, int32_t window_left,
-                                        int32_t num_runs, Sum* sums, PerRequest per_request) {
+// Tiles of each run of 32 requests, into run_tiles[run]. Returns whether any request is empty. Between barriers.
+template <class Index>
+__device__ __forceinline__ bool SumRuns(const PageTableView& table, int32_t window_left,
+                                        int32_t tile_tokens, int32_t num_runs, Index* run_tiles) {
   const int32_t lane = threadIdx.x % kWarpSize;
   const int32_t num_warps = blockDim.x / kWarpSize;
-#pragma unroll 2
-  for (int32_t run = threadIdx.x / kWarpSize; run < num_runs; run += num_warps) {
-    const Index live = LiveTokensOrZero<Index>(table, window_left, run * kWarpSize + lane);
-    const Sum sum = WarpSum(static_cast<Sum>(per_request(live)));
-    if (lane == 0) sums[run] = sum;
-  }
+  constexpr int32_t kRunsInFlight = 8;
+  bool has_empty = false;
   __syncthreads();
+#pragma unroll 1
+  for (int32_t first = threadIdx.x / kWarpSize; first < num_runs;
+       first += kRunsInFlight * num_warps) {
+    RowWindow<Index> rows[kRunsInFlight];
+#pragma unroll
+    for (int32_t i = 0; i < kRunsInFlight; ++i) {
+      rows[i].Load(table, (first + i * num_warps) * kWarpSize);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kRunsInFlight; ++i) {
+      const int32_t run = first + i * num_warps;
+      const Index live = rows[i].OwnLiveTokens(window_left);
+      has_empty |= live == 0 && run * kWarpSize + lane < table.batch;
+      const Index tiles = WarpSum(NumTiles(live, tile_tokens));
+      if (lane == 0 && run < num_runs) run_tiles[run] = tiles;
+    }
+  }
+  return __syncthreads_or(has_empty) != 0;
 }
 
 template <class Index>
-__device__ __forceinline__ Index Total(const Index* sums, int32_t num_runs) {
+__device__ __forceinline__ Index Total(const Index* run_tiles, int32_t num_runs) {
   Index sum = 0;
-#pragma unroll 1
-  for (int32_t run = threadIdx.x % kWarpSize; run < num_runs; run += kWarpSize) sum += sums[run];
+#pragma unroll 4
+  for (int32_t run = threadIdx.x % kWarpSize; run < num_runs; run += kWarpSize) {
+    sum += run_tiles[run];
+  }
   return WarpSum(sum);
 }
 
@@ -132,45 +182,81 @@ __device__ __forceinline__ Run<Index> FindRun(const Index* run_tiles, int32_t nu
   return {(first_run + run_lane) * kWarpSize, __shfl_sync(kFullWarp, end - tiles, run_lane)};
 }
 
-// Plans the calling CTA's worker; every thread gets the same plan. Up to 32 requests each warp plans alone, with
-// one load a lane and no barrier; beyond, the CTA sums runs of 32 requests in `scratch` (two int64 a run) and
-// ends with a barrier.
+// Tiles of a batch for one number of heads a worker.
+template <class Index>
+struct TileCounts {
+  Index total = 0;
+  Index own = 0;  // of this lane's request, where one warp holds the batch
+  Index end = 0;  // of this lane's request and those before it
+};
+
+template <class Index>
+__device__ __forceinline__ TileCounts<Index> CountTiles(Index live_tokens, int32_t tile_tokens) {
+  TileCounts<Index> counts;
+  counts.own = NumTiles(live_tokens, tile_tokens);
+  counts.end = WarpInclusiveScan(counts.own);
+  counts.total = __shfl_sync(kFullWarp, counts.end, kWarpSize - 1);
+  return counts;
+}
+
+// Plans the calling CTA's worker; every thread gets the same plan. `rows` holds the first rows of the table, and
+// afterwards the row of the worker's first request. Up to 32 requests each warp plans alone, with one load a lane and no barrier; beyond, the CTA sums runs
+// of 32 requests in `scratch` (one int64 a run) and ends with a barrier.
 template <class Index>
 __device__ __forceinline__ WorkerPlan<Index> PlanWorker(const PartitionConfig& config,
+                                                        const AxisCuts& cuts,
                                                         const PageTableView& table,
-                                                        int32_t window_left, int64_t* scratch) {
-  const int32_t lane = threadIdx.x % kWarpSize;
+                                                        int32_t window_left, int64_t* scratch,
+                                                        RowWindow<Index>* rows) {
   const int32_t num_runs = (table.batch + kWarpSize - 1) / kWarpSize;
-  const bool alone = num_runs == 1;
+  const bool alone = PGQA_LIKELY(num_runs == 1);
+  Index* run_tiles = reinterpret_cast<Index*>(scratch);
   WorkerPlan<Index> plan;
+  // One head a worker is assumed until the tiles are known, so that this is done while the rows arrive.
+  int32_t heads = 1;
+  int32_t tile_tokens = TileTokens(config, 1);
+  Placement place = PlaceOf(cuts.of_log2_heads[0]);
+  TileCounts<Index> counts;
   Index live = 0;
   if (alone) {
-    live = LiveTokensOrZero<Index>(table, window_left, lane);
+    live = rows->OwnLiveTokens(window_left);
+    counts = CountTiles(live, tile_tokens);
+    const int32_t lane = threadIdx.x % kWarpSize;
     plan.has_empty_requests = __any_sync(kFullWarp, lane < table.batch && live == 0);
   } else {
-    SumRuns<Index>(table, window_left, num_runs, scratch, [](Index tokens) { return tokens; });
+    plan.has_empty_requests = SumRuns(table, window_left, tile_tokens, num_runs, run_tiles);
+    counts.total = Total(run_tiles, num_runs);
   }
-  const int32_t heads = HeadsPerWorker(
-      config, alone ? WarpSum(static_cast<int64_t>(live)) : Total(scratch, num_runs));
-  const int32_t tile_tokens = TileTokens(config, heads);
-  Index* run_tiles = reinterpret_cast<Index*>(scratch + num_runs);
-  if (!alone) {
-    SumRuns<Index>(table, window_left, num_runs, run_tiles,
-                   [&](Index tokens) { return NumTiles(tokens, tile_tokens); });
+  heads = cuts.HeadsPerWorker(config, counts.total);
+  const AxisCut& cut = cuts.of_log2_heads[Log2(heads)];
+  if (heads != 1) {
+    tile_tokens = TileTokens(config, heads);
+    place = PlaceOf(cut);
+    if (alone) {
+      counts = CountTiles(live, tile_tokens);
+    } else {
+      SumRuns(table, window_left, tile_tokens, num_runs, run_tiles);
+      counts.total = Total(run_tiles, num_runs);
+    }
   }
-  const Index tiles = alone ? WarpSum(NumTiles(live, tile_tokens)) : Total(run_tiles, num_runs);
-  const Index wanted = CutShare(config, heads, tiles, &plan);
+  plan.partition = MakePartition(config, cut, heads, counts.total);
+  plan.axis = place.axis;
+  plan.worker = place.worker;
+  if (place.worker_in_axis < cut.workers_per_axis) {
+    plan.share = plan.partition.ShareOf(place.worker_in_axis);
+  }
   if (plan.share.begin != plan.share.end) {
+    const Index group_unit = plan.partition.GroupOf(plan.share) * counts.total;
+    const Index wanted = plan.share.begin - group_unit;
     Run<Index> run;
     if (!alone) {
       run = FindRun(run_tiles, num_runs, wanted);
-      live = LiveTokensOrZero<Index>(table, window_left, run.first_request + lane);
+      rows->Load(table, run.first_request);
+      counts = CountTiles(rows->OwnLiveTokens(window_left), tile_tokens);
     }
-    const Index request_tiles = NumTiles(live, tile_tokens);
-    const Index end = run.first_tile + WarpInclusiveScan(request_tiles);
-    const int32_t request_lane = LaneOf(end, wanted);
-    const Index first_tile = __shfl_sync(kFullWarp, end - request_tiles, request_lane);
-    plan.start = {run.first_request + request_lane, plan.share.begin - wanted + first_tile};
+    const int32_t lane = LaneOf(run.first_tile + counts.end, wanted);
+    const Index before = __shfl_sync(kFullWarp, counts.end - counts.own, lane);
+    plan.start = {run.first_request + lane, group_unit + run.first_tile + before};
   }
   if (!alone) __syncthreads();
   return plan;

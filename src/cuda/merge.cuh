@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A team is the warps of a CTA that share a head. Everything merges in index order, so the bits do not depend
-// on timing. The counter of a split request belongs to the worker of its first piece; it wraps back to zero
-// with the last arrival, so a launch leaves all counters as it found them.
+// on timing. Of each eight rows a warp merges rank, rank + team_size, ... in every worker alike, so that it waits
+// for the same warp of the other workers alone: the counters of a split request, one a warp, belong to the worker of
+// its first piece. They wrap back to zero with the last arrival, so a launch leaves them as it found them.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/accumulator.cuh"
 #include "cuda/attention_params.h"
@@ -16,6 +18,25 @@
 
 namespace pgqa {
 
+// Maximum and sum over each run of kLanes lanes, a power of two, in every lane.
+template <int kLanes>
+__device__ __forceinline__ float LaneMax(float value) {
+#pragma unroll
+  for (int32_t offset = 1; offset < kLanes; offset *= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, offset));
+  }
+  return value;
+}
+
+template <int kLanes>
+__device__ __forceinline__ float LaneSum(float value) {
+#pragma unroll
+  for (int32_t offset = 1; offset < kLanes; offset *= 2) {
+    value += __shfl_xor_sync(kFullWarp, value, offset);
+  }
+  return value;
+}
+
 // One row of a merged output: lane l holds columns [l * kColumns, + kColumns).
 template <class Traits>
 struct OutputRow {
@@ -23,42 +44,51 @@ struct OutputRow {
   static constexpr int kColumns = Traits::kHeadDim / kWarpSize;
   static constexpr int kRowFloats = Traits::kTile.PartialFloats();
 
+  // A lane's columns of one partial row.
+  struct Values {
+    alignas(kColumns == 2 ? 8 : 16) float column[kColumns];
+
+    __device__ __forceinline__ void Load(const float* row) {
+      using Word = std::conditional_t<kColumns == 2, float2, float4>;
+      const Word* words = reinterpret_cast<const Word*>(row + threadIdx.x % kWarpSize * kColumns);
+#pragma unroll
+      for (int32_t i = 0; i < kColumns * 4 / static_cast<int32_t>(sizeof(Word)); ++i) {
+        *reinterpret_cast<Word*>(column + i * (sizeof(Word) / 4)) = words[i];
+      }
+    }
+  };
+
   float value[kColumns] = {};
   SoftmaxState state;
 
-  // Merges `num_rows` partial rows [padded head_dim values, maximum, sum, unused, unused], `stride` floats
-  // apart in shared or global memory, in order; a batch of them is in flight at a time.
-  __device__ __forceinline__ void Merge(const float* rows, int64_t stride, int32_t num_rows) {
-    constexpr int32_t kBatch = 32 / kColumns;
-    const int32_t lane = threadIdx.x % kWarpSize;
+  // Merges `num_rows` partial rows [padded head_dim values, maximum, sum, unused, unused], `stride` bytes
+  // apart in shared or global memory, in order; kBatch of them are in flight at a time. Lane l weighs row
+  // l % kBatch of a batch.
+  template <int kBatch>
+  __device__ __forceinline__ void Merge(const float* rows, uint32_t stride, int32_t num_rows) {
+    const auto row = [&](uint32_t index) {
+      return reinterpret_cast<const float*>(reinterpret_cast<const char*>(rows) +
+                                            uint64_t{index} * stride);
+    };
 #pragma unroll 1
-    for (int32_t first = 0; first < num_rows; first += kBatch) {
-      float2 values[kBatch][kColumns / 2];
-      float2 states[kBatch];
-      float max = state.max;
-#pragma unroll
-      for (int32_t i = 0; i < kBatch; ++i) {
-        states[i] = *reinterpret_cast<const float2*>(rows + Traits::kHeadDim);
-#pragma unroll
-        for (int32_t c = 0; c < kColumns / 2; ++c) {
-          values[i][c] = reinterpret_cast<const float2*>(rows + lane * kColumns)[c];
-        }
-        if (first + i + 1 < num_rows) rows += stride;
+    for (int32_t first = 0; first < num_rows; first += kBatch, rows = row(kBatch)) {
+      const uint32_t last = min(kBatch, num_rows - first) - 1;
+      const uint32_t own = threadIdx.x % kBatch;
+      SoftmaxState partial;
+      if (own <= last) {
+        const float2 loaded = *reinterpret_cast<const float2*>(row(own) + Traits::kHeadDim);
+        partial = {loaded.x, loaded.y};
       }
+      Values values[kBatch];
 #pragma unroll
-      for (int32_t i = 0; i < kBatch; ++i) max = fmaxf(max, states[i].x);
+      for (uint32_t i = 0; i < kBatch; ++i) values[i].Load(row(min(i, last)));
+      const float max = fmaxf(state.max, LaneMax<kBatch>(partial.max));
+      const float weight = Rescale(partial.max, max);
       Scale(Rescale(state.max, max));
       state.max = max;
+      state.sum += LaneSum<kBatch>(partial.sum * weight);
 #pragma unroll
-      for (int32_t i = 0; i < kBatch; ++i) {
-        const float weight = first + i < num_rows ? Rescale(states[i].x, max) : 0.0F;
-        state.sum += states[i].y * weight;
-#pragma unroll
-        for (int32_t c = 0; c < kColumns / 2; ++c) {
-          value[2 * c] += values[i][c].x * weight;
-          value[2 * c + 1] += values[i][c].y * weight;
-        }
-      }
+      for (int32_t i = 0; i < kBatch; ++i) Add(values[i], __shfl_sync(kFullWarp, weight, i));
     }
   }
 
@@ -66,6 +96,11 @@ struct OutputRow {
     state.sum *= factor;
 #pragma unroll
     for (int32_t i = 0; i < kColumns; ++i) value[i] *= factor;
+  }
+
+  __device__ __forceinline__ void Add(const Values& values, float weight) {
+#pragma unroll
+    for (int32_t i = 0; i < kColumns; ++i) value[i] += values.column[i] * weight;
   }
 
   __device__ __forceinline__ void StorePartial(float* row) const {
@@ -108,8 +143,8 @@ struct TeamTarget {
   int32_t num_pieces = 1;           // of the request
   float* own_partials = nullptr;    // row 0 of this worker's slot
   float* first_partials = nullptr;  // row 0 of the request's first slot
-  int64_t slot_floats = 0;          // from slot to slot
-  uint32_t* counter = nullptr;
+  uint32_t slot_bytes = 0;          // from slot to slot
+  uint32_t* counter = nullptr;      // of this warp
 };
 
 __device__ __forceinline__ void TeamBarrier(const WarpRole& role) {
@@ -148,12 +183,12 @@ __device__ __forceinline__ void MergeTeamRows(const AttentionParams& params, con
                                               const TeamTarget& target, int32_t first_row,
                                               const float* areas) {
   using Row = OutputRow<Traits>;
-  constexpr int32_t kAreaFloats = Traits::kTile.RingBytes() / 4;
   const int32_t end = min(target.num_rows - first_row, kMergeRows);
 #pragma unroll 1
   for (int32_t r = role.rank; r < end; r += role.team_size) {
     Row merged;
-    merged.Merge(areas + r * Row::kRowFloats, kAreaFloats, role.team_size);
+    merged.template Merge<Traits::kTile.max_warps>(areas + r * Row::kRowFloats,
+                                                   Traits::kTile.RingBytes(), role.team_size);
     if (target.is_whole) {
       merged.StoreOutput(params, target.request, target.first_head + first_row + r);
     } else {
@@ -162,30 +197,35 @@ __device__ __forceinline__ void MergeTeamRows(const AttentionParams& params, con
   }
 }
 
-// Merges the partials of a split request, in slot order.
+// True for the warp that brings the last partial of its rows. The counter's release and acquire order the partials
+// of all workers before what follows.
+__device__ __forceinline__ bool ArriveLast(const TeamTarget& target) {
+  const uint32_t last = target.num_pieces - 1;
+  uint32_t old = 0;
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) old = ptx::IncrementWrapped(target.counter, last);
+  __syncwarp();
+  return __shfl_sync(kFullWarp, old, 0) == last;
+}
+
+// Merges this warp's rows of a split request, in slot order. With one axis a head group of 8, a request of any
+// length has 16 slots at most.
 template <class Traits>
 __device__ __forceinline__ void MergeSlots(const AttentionParams& params, const WarpRole& role,
                                            const TeamTarget& target) {
   using Row = OutputRow<Traits>;
+  constexpr int32_t kSlotsInFlight = Row::kColumns <= 4 ? 16 : 8;
 #pragma unroll 1
-  for (int32_t r = role.rank; r < target.num_rows; r += role.team_size) {
-    Row merged;
-    merged.Merge(target.first_partials + r * Row::kRowFloats, target.slot_floats,
-                 target.num_pieces);
-    merged.StoreOutput(params, target.request, target.first_head + r);
+  for (int32_t set = 0; set < target.num_rows; set += kMergeRows) {
+    const int32_t end = min(target.num_rows, set + kMergeRows);
+#pragma unroll 1
+    for (int32_t r = set + role.rank; r < end; r += role.team_size) {
+      Row merged;
+      merged.template Merge<kSlotsInFlight>(target.first_partials + r * Row::kRowFloats,
+                                            target.slot_bytes, target.num_pieces);
+      merged.StoreOutput(params, target.request, target.first_head + r);
+    }
   }
-}
-
-// True for the team that brings the request's last partial. Called after a barrier of the team: together with the
-// counter's release and acquire it orders the partials of all teams before what follows.
-__device__ __forceinline__ bool ArriveLast(const WarpRole& role, const TeamTarget& target,
-                                           int32_t* flag) {
-  if (role.rank == 0 && threadIdx.x % kWarpSize == 0) {
-    const uint32_t last = target.num_pieces - 1;
-    *flag = ptx::IncrementWrapped(target.counter, last) == last;
-  }
-  TeamBarrier(role);
-  return *flag != 0;
 }
 
 template <class Traits, int kSet>
@@ -202,17 +242,16 @@ __device__ __forceinline__ void FinishRowSets(const AttentionParams& params, con
   }
 }
 
-// Ends a piece: the team's warps merge; then the output, or this worker's partial and, if it is the last of
-// its request, the merge over workers.
+// Ends a piece: the team's warps merge; then the output, or this worker's partial and, by each warp that is the last
+// of the request with its rows, the merge over workers.
 template <class Traits>
 __device__ __forceinline__ void FinishPiece(const AttentionParams& params, const WarpRole& role,
                                             const TeamTarget& target, Accumulator<Traits>& acc,
-                                            float* areas, int32_t* flag) {
+                                            float* areas) {
   acc.Finish();
-  __syncwarp();  // the stage that `areas` lies in has been read
   FinishRowSets<Traits, 0>(params, role, target, acc, areas);
-  if (target.is_whole) return;
-  if (ArriveLast(role, target, flag)) MergeSlots<Traits>(params, role, target);
+  if (target.is_whole || role.rank >= target.num_rows) return;
+  if (ArriveLast(target)) MergeSlots<Traits>(params, role, target);
 }
 
 }  // namespace pgqa

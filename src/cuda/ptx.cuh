@@ -27,6 +27,11 @@ __device__ __forceinline__ void CopyAsync(uint32_t dst, const void* src, int32_t
   }
 }
 
+// Copies a word likewise and has the L2 fetch the 256 bytes around it.
+__device__ __forceinline__ void CopyWordAsync(uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global.L2::256B [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
+
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -37,15 +42,12 @@ __device__ __forceinline__ void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-__device__ __forceinline__ void Prefetch(const void* address) {
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+__device__ __forceinline__ void PrefetchToL2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// Loads a word and has the L2 fetch the 256 bytes around it.
-__device__ __forceinline__ int32_t LoadAhead(const int32_t* address) {
-  int32_t value;
-  asm volatile("ld.global.L2::256B.b32 %0, [%1];" : "=r"(value) : "l"(address));
-  return value;
+__device__ __forceinline__ void Prefetch(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
 
 // Barrier of num_threads threads (a multiple of 32); ids 1 to 15, 0 is __syncthreads().

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention_params.h"
 #include "cuda/device_planner.cuh"
@@ -25,13 +26,14 @@ struct Rotation {
 // Turns a token advances pair `pair` by: its frequency over 2 pi. Padding pairs do not turn.
 __device__ __forceinline__ double TurnsPerToken(const AttentionParams& params, int32_t pair) {
   if (pair >= params.head_dim / 2) return 0.0;
-  return params.rope.turns_scale * exp2(-2.0 * pair / params.head_dim * params.rope.log2_theta);
+  return params.rope.turns_scale * exp2(pair * params.rope.log2_step);
 }
 
+// To 5e-7: sine and cosine of an angle within half a turn, by the hardware. What the angle needs is kept in fp64.
 __device__ __forceinline__ Rotation RotationOf(double turns) {
-  Rotation r;
-  sincospif(static_cast<float>(2.0 * (turns - rint(turns))), &r.sin, &r.cos);
-  return r;
+  constexpr float kTwoPi = 6.283185307179586F;
+  const float angle = static_cast<float>(turns - rint(turns)) * kTwoPi;
+  return {__cosf(angle), __sinf(angle)};
 }
 
 // Byte offset of pair `pair` in a table of rotations, laid out so that lane j of a quad reads those of its
@@ -96,51 +98,31 @@ __device__ __forceinline__ Rotation Compose(const Rotation& a, const Rotation& b
   return {a.cos * b.cos - a.sin * b.sin, a.sin * b.cos + a.cos * b.sin};
 }
 
-// Fills the CTA's table of the rows of the first `num_stages` stages of a frame, tile_tokens apart: a thread
-// steps through rows of one pair. The caller synchronises.
-template <class Traits>
-__device__ __forceinline__ void FillRowRotations(const AttentionParams& params, int32_t tile_tokens,
-                                                 int32_t num_stages, char* table) {
-  constexpr int32_t kPairs = Traits::kHeadDim / 2;
-  const int32_t num_threads = static_cast<int32_t>(blockDim.x);
-  const int32_t stride = max(1, num_threads / kPairs);  // rows filled at a time
-#pragma unroll 1
-  for (int32_t i = threadIdx.x; i < kPairs * stride; i += num_threads) {
-    const int32_t pair = i % kPairs;
-    const double turns = TurnsPerToken(params, pair);
-    const Rotation row_step = RotationOf(stride * turns);
-    const Rotation stage_step = RotationOf(tile_tokens * turns);
-    Rotation first = RotationOf(i / kPairs * turns);
-    char* rows = table + RotationOffset(pair);
-#pragma unroll 1
-    for (int32_t stage = 0; stage < num_stages;
-         ++stage, rows += Traits::kTile.StageRotationBytes()) {
-      Rotation r = first;
-#pragma unroll 1
-      for (int32_t row = i / kPairs; row < kStageTokens; row += stride) {
-        *reinterpret_cast<Rotation*>(rows + row * Traits::kTile.RowRotationPitch()) = r;
-        r = Compose(r, row_step);
-      }
-      first = Compose(first, stage_step);
-    }
-  }
-}
-
-// The rotation of q into a warp's current frame; lanes share the pairs out among them.
+// The rotation of q into a warp's current frame, and the CTA's table of the rotations of a frame's rows. Lanes share
+// the pairs out among them: lane l has pairs l, l + 32, ...
 template <class Traits>
 class QueryFrame {
  public:
-  __device__ __forceinline__ QueryFrame() {}
+  __device__ __forceinline__ explicit QueryFrame(const AttentionParams& params) {
+#pragma unroll
+    for (int32_t i = 0; i < kPairsPerLane; ++i) turns_[i] = TurnsPerToken(params, Pair(i));
+  }
 
-  // `table` is the warp's own, FrameBytes() large.
-  __device__ __forceinline__ QueryFrame(const AttentionParams& params, int32_t tile_tokens,
-                                        char* table)
-      : table_(table) {
+  // For a share of num_tiles tiles. `table` is the warp's own, FrameBytes() large, `row_table` the CTA's. Ends with a
+  // barrier.
+  __device__ __forceinline__ void Prepare(int32_t tile_tokens, int64_t num_tiles, char* table,
+                                          char* row_table) {
+    table_ = table;
+    row_table_ = row_table;
 #pragma unroll
     for (int32_t i = 0; i < kPairsPerLane; ++i) {
-      turns_[i] = TurnsPerToken(params, Pair(i));
       step_[i] = RotationOf(-tile_tokens * Traits::kTile.frame_stages * turns_[i]);
     }
+    const int32_t num_stages = num_tiles < Traits::kTile.frame_stages
+                                   ? static_cast<int32_t>(num_tiles)
+                                   : Traits::kTile.frame_stages;
+    FillRowRotations(tile_tokens, num_stages);
+    __syncthreads();
   }
 
   // Moves to the next frame, whose first token lies `distance` before the query. A new piece restarts.
@@ -161,20 +143,70 @@ class QueryFrame {
 
   __device__ __forceinline__ const char* Table() const { return table_; }
   __device__ __forceinline__ char* Turned() const { return table_ + Traits::kTile.RotationBytes(); }
+  // Rotations of the rows of a stage of the frame.
+  __device__ __forceinline__ const char* RowsOf(int32_t stage_in_frame) const {
+    return row_table_ + stage_in_frame * Traits::kTile.StageRotationBytes();
+  }
 
  private:
-  static constexpr int kPairsPerLane = Traits::kHeadDim / 64;
+  static constexpr int kPairs = Traits::kHeadDim / 2;
+  static constexpr int kPairsPerLane = kPairs / kWarpSize;
   static constexpr int kRestartFrames = 64 / Traits::kTile.frame_stages - 1;
 
   __device__ __forceinline__ static int32_t Pair(int32_t i) {
     return static_cast<int32_t>(threadIdx.x % kWarpSize) + i * kWarpSize;
   }
 
+  // Rows of the first num_stages stages of a frame, tile_tokens apart. A thread steps through rows of one pair at a
+  // time; where there are more warps than runs of 32 pairs, the warps of a run share its rows.
+  __device__ __forceinline__ void FillRowRotations(int32_t tile_tokens, int32_t num_stages) {
+    const int32_t warp = threadIdx.x / kWarpSize;
+    const int32_t num_warps = blockDim.x / kWarpSize;
+    const int32_t row_step = max(1, num_warps / kPairsPerLane);
+#pragma unroll
+    for (int32_t i = 0; i < kPairsPerLane; ++i) {
+      if (i % num_warps != warp % kPairsPerLane % num_warps) continue;
+      const int32_t first_row = warp / kPairsPerLane;
+      FillRows(turns_[i], tile_tokens, num_stages, first_row, row_step,
+               row_table_ + RotationOffset(Pair(i)));
+    }
+  }
+
+  __device__ __forceinline__ static void FillRows(double turns, int32_t tile_tokens,
+                                                  int32_t num_stages, int32_t first_row,
+                                                  int32_t row_step, char* rows) {
+    const Rotation row_rotation = RotationOf(row_step * turns);
+    const Rotation stage_rotation = RotationOf(tile_tokens * turns);
+    Rotation first = RotationOf(first_row * turns);
+#pragma unroll 1
+    for (int32_t stage = 0; stage < num_stages;
+         ++stage, rows += Traits::kTile.StageRotationBytes()) {
+      Rotation r = first;
+#pragma unroll 1
+      for (int32_t row = first_row; row < kStageTokens; row += row_step) {
+        *reinterpret_cast<Rotation*>(rows + row * Traits::kTile.RowRotationPitch()) = r;
+        r = Compose(r, row_rotation);
+      }
+      first = Compose(first, stage_rotation);
+    }
+  }
+
   char* table_ = nullptr;
+  char* row_table_ = nullptr;
   double turns_[kPairsPerLane] = {};
   Rotation step_[kPairsPerLane];
   Rotation current_[kPairsPerLane];
   int32_t frames_since_restart_ = 0;
 };
+
+// Stands in where there is no RoPE.
+template <class Traits>
+struct NoFrame {
+  __device__ __forceinline__ explicit NoFrame(const AttentionParams&) {}
+  __device__ __forceinline__ void Prepare(int32_t, int64_t, char*, char*) {}
+};
+
+template <class Traits>
+using Frame = std::conditional_t<Traits::kRope, QueryFrame<Traits>, NoFrame<Traits>>;
 
 }  // namespace pgqa

@@ -38,7 +38,7 @@ struct Queries {
     for (int32_t set = 0; set < Traits::kRowSets; ++set) {
       const int32_t row = set * 8 + lane / 4;
       const char* address = base + row * params.q_head_stride;
-      if (params.head_dim == Traits::kHeadDim) {
+      if (PGQA_LIKELY(params.head_dim == Traits::kHeadDim)) {
 #pragma unroll
         for (int32_t c = 0; c < Traits::kChunks; ++c) {
           unit[set][c] =
@@ -169,16 +169,34 @@ class StageQueries {
     starts_piece_ = true;
   }
 
-  // Scores of the next stage, whose first token lies `distance` before the query.
-  template <class Frame>
-  __device__ __forceinline__ void ComputeStage(const AttentionParams& params, const char* stage,
-                                               int64_t distance, const char* row_rotations,
-                                               Frame& frame, StageScores& scores) {
+  // Turns q into the frame of the next stage, whose first token lies `distance` before the query, where it is not in
+  // it yet.
+  __device__ __forceinline__ void Turn(const AttentionParams& params, int64_t distance,
+                                       Frame<Traits>& frame) {
+    if constexpr (Traits::kRope) {
+      if (stage_in_frame_ != Traits::kTile.frame_stages) return;
+      frame.Advance(distance, starts_piece_);
+      starts_piece_ = false;
+      stage_in_frame_ = 0;
+      if constexpr (Traits::kTile.keeps_turned_q) {
+        Queries<Traits>
+            queries;  // loaded anew: they would take the registers that the loop is short of
+        queries.Load(params, base_, num_rows_);
+#pragma unroll
+        for (int32_t c = 0; c < Traits::kHalfChunks; ++c) {
+          TurnedQuery(queries, c, 0, frame.Table()).Store(Place(frame, c));
+        }
+      }
+    }
+  }
+
+  // Scores of the stage that Turn() was called for.
+  __device__ __forceinline__ void ComputeStage(const char* stage, const Frame<Traits>& frame,
+                                               StageScores& scores) {
     if constexpr (!Traits::kRope) {
       ComputeScores<Traits>(queries_, stage, scores);
     } else {
-      if (stage_in_frame_ == Traits::kTile.frame_stages) StartFrame(params, distance, frame);
-      const char* rotations = row_rotations + stage_in_frame_ * Traits::kTile.StageRotationBytes();
+      const char* rotations = frame.RowsOf(stage_in_frame_);
       ++stage_in_frame_;
       if constexpr (Traits::kTile.keeps_turned_q) {
         MultiplyTurnedStage<Traits>(
@@ -193,7 +211,8 @@ class StageQueries {
       } else {
         MultiplyTurnedStage<Traits>(
             stage, rotations,
-            [&](int32_t c, int32_t set) { return Turn(queries_, c, set, frame.Table()); }, scores);
+            [&](int32_t c, int32_t set) { return TurnedQuery(queries_, c, set, frame.Table()); },
+            scores);
       }
     }
   }
@@ -201,32 +220,14 @@ class StageQueries {
  private:
   using Unit = TurnedUnit<typename Traits::Element>;
 
-  template <class Frame>
-  __device__ __forceinline__ void StartFrame(const AttentionParams& params, int64_t distance,
-                                             Frame& frame) {
-    frame.Advance(distance, starts_piece_);
-    starts_piece_ = false;
-    stage_in_frame_ = 0;
-    if constexpr (Traits::kTile.keeps_turned_q) {
-      Queries<Traits>
-          queries;  // loaded anew: they would take the registers that the loop is short of
-      queries.Load(params, base_, num_rows_);
-#pragma unroll
-      for (int32_t c = 0; c < Traits::kHalfChunks; ++c) {
-        Turn(queries, c, 0, frame.Table()).Store(Place(frame, c));
-      }
-    }
-  }
-
-  __device__ __forceinline__ static Unit Turn(const Queries<Traits>& queries, int32_t c,
-                                              int32_t set, const char* table) {
+  __device__ __forceinline__ static Unit TurnedQuery(const Queries<Traits>& queries, int32_t c,
+                                                     int32_t set, const char* table) {
     return Unit(queries.unit[set][c], queries.unit[set][c + Traits::kHalfChunks],
                 table + c * 256 + threadIdx.x % 4 * 16);
   }
 
   // Where this lane keeps its turned unit of chunk c.
-  template <class Frame>
-  __device__ __forceinline__ char* Place(const Frame& frame, int32_t c) const {
+  __device__ __forceinline__ char* Place(const Frame<Traits>& frame, int32_t c) const {
     return frame.Turned() + c * Unit::kWords * Unit::kPitch + threadIdx.x % kWarpSize * 16;
   }
 

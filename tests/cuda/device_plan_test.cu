@@ -62,11 +62,14 @@ __device__ bool SamePlan(const WorkerRecord& a, const WorkerRecord& b) {
 // One CTA a worker, numbered as the host numbers them. Pieces of worker w go to
 // pieces[w * max_pieces] on; more than max_pieces are only counted.
 template <class Index>
-__global__ void PlanKernel(PartitionConfig config, PageTableView table, int32_t window_left,
-                           WorkerRecord* records, Piece* pieces, int32_t max_pieces) {
+__global__ void PlanKernel(PartitionConfig config, AxisCuts cuts, PageTableView table,
+                           int32_t window_left, WorkerRecord* records, Piece* pieces,
+                           int32_t max_pieces) {
   extern __shared__ int64_t scratch[];
   __shared__ WorkerRecord first;
-  const WorkerPlan<Index> plan = PlanWorker<Index>(config, table, window_left, scratch);
+  RowWindow<Index> rows;
+  rows.Load(table, 0);
+  const WorkerPlan<Index> plan = PlanWorker(config, cuts, table, window_left, scratch, &rows);
   WorkerRecord* record = records + plan.worker;
   if (threadIdx.x == 0) {
     first = Widened(plan);
@@ -74,12 +77,15 @@ __global__ void PlanKernel(PartitionConfig config, PageTableView table, int32_t 
   }
   __syncthreads();
   if (!SamePlan(first, Widened(plan))) atomicAdd(&record->threads_that_differ, 1);
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x >= kWarpSize) return;
   BasicPieceCursor<Index> cursor(plan.partition, plan.axis, plan.share, plan.start);
   BasicPiece<Index> piece;
   int32_t count = 0;
-  while (cursor.Next(table, window_left, &piece)) {
-    if (count < max_pieces) {
+  const auto live_of = [&](int32_t request) {
+    return rows.LiveTokens(table, window_left, request);
+  };
+  while (cursor.Next(table.batch, live_of, &piece)) {
+    if (threadIdx.x == 0 && count < max_pieces) {
       pieces[static_cast<int64_t>(plan.worker) * max_pieces + count] = {
           piece.request,
           piece.head_group,
@@ -91,7 +97,7 @@ __global__ void PlanKernel(PartitionConfig config, PageTableView table, int32_t 
     }
     ++count;
   }
-  record->num_pieces = count;
+  if (threadIdx.x == 0) record->num_pieces = count;
 }
 
 std::vector<Piece> PiecesOnHost(const BatchPlan& plan, const PageTableView& table,
@@ -140,8 +146,8 @@ void ExpectDevicePlans(const HostPlan& expected, const PartitionConfig& config,
   const DeviceArray<WorkerRecord> records(num_workers);
   const DeviceArray<Piece> pieces(num_workers * expected.max_pieces);
   const size_t runs = static_cast<size_t>(device_table.batch) / kWarpSize + 1;
-  PlanKernel<Index><<<config.num_workers, kThreads, 2 * runs * sizeof(int64_t)>>>(
-      config, device_table, window_left, records.data(), pieces.data(),
+  PlanKernel<Index><<<config.num_workers, kThreads, runs * sizeof(int64_t)>>>(
+      config, CutAxes(config), device_table, window_left, records.data(), pieces.data(),
       static_cast<int32_t>(expected.max_pieces));
   Check(cudaGetLastError());
   Check(cudaDeviceSynchronize());

@@ -52,7 +52,7 @@ TEST(GpuLaunchPlanTest, OfTheCommonShape) {
   EXPECT_EQ(plan.partition.stage_tokens, 16);
   EXPECT_EQ(plan.partition.min_tiles_per_worker, 1);
   EXPECT_EQ(plan.partition.max_heads_per_worker, std::min(4, plan.kernel.num_warps));
-  EXPECT_EQ(plan.num_counters, 132 * plan.partition.max_heads_per_worker);
+  EXPECT_EQ(plan.num_counters, 132 * plan.kernel.num_warps);
   EXPECT_EQ(plan.workspace_bytes,
             int64_t{264} * plan.partition.max_heads_per_worker * 4 * (128 + 4) * 4);
 }

@@ -76,7 +76,7 @@ TEST(PartitionTest, WorkerOfInvertsShareOf) {
   for (uint32_t seed = 0; seed < 500; ++seed) {
     RandomSource random(seed);
     const PartitionConfig config = random.Config();
-    const Partition p = MakePartition(config, 1, random.In(0, 400));
+    const Partition p = MakePartition(config, CutAxes(config, 1), 1, random.In(0, 400));
     int64_t unit = 0;
     for (int32_t worker = 0; worker < p.workers_per_axis; ++worker) {
       const Share share = p.ShareOf(worker);
@@ -92,7 +92,7 @@ TEST(PartitionTest, WorkerOfInvertsShareOfBeyond32Bits) {
   for (const int64_t tiles : {(int64_t{1} << 32) - 1, int64_t{1} << 32, (int64_t{1} << 52) + 7}) {
     for (const int32_t heads : {1, 3, 8}) {
       config.num_heads = heads;
-      const Partition p = MakePartition(config, 1, tiles);
+      const Partition p = MakePartition(config, CutAxes(config, 1), 1, tiles);
       for (int32_t worker = 0; worker < p.workers_per_axis; ++worker) {
         const Share share = p.ShareOf(worker);
         ASSERT_EQ(p.WorkerOf(share.begin), worker);
@@ -135,8 +135,11 @@ TEST(PartitionTest, ManyRequests) {
   RandomSource random(7);
   for (int64_t& length : lengths) length = random.In(0, 3) == 0 ? 0 : random.In(1, 3000);
   EXPECT_EQ(Checked(GpuConfig(), lengths).plan().partition.heads_per_worker, 8);
+  // Requests of one token still fill a tile of a head each.
   for (int64_t& length : lengths) length = std::min<int64_t>(length, 1);
-  EXPECT_EQ(Checked(GpuConfig(), lengths).plan().partition.heads_per_worker, 1);
+  EXPECT_EQ(Checked(GpuConfig(), lengths).plan().partition.heads_per_worker, 8);
+  EXPECT_EQ(Checked(GpuConfig(), std::vector<int64_t>(515, 1)).plan().partition.heads_per_worker, 1);
+  EXPECT_EQ(Checked(GpuConfig(), std::vector<int64_t>(516, 1)).plan().partition.heads_per_worker, 2);
 }
 
 TEST(PartitionTest, SharesOfOneTile) {
@@ -202,7 +205,9 @@ TEST(PartitionTest, MalformedTablesAreCutLikeAnyOther) {
 
 TEST(HeadsPerWorkerTest, DoublesEachTimeTheWorkDoubles) {
   const PartitionConfig config = GpuConfig();
-  const int64_t first = int64_t{4000} * 132 / 8;  // live tokens at which two heads are taken
+  const AxisCuts cuts = CutAxes(config);
+  // 4000 tokens * heads a worker: 516 tiles of 128 tokens of 8 heads for 132 workers, rounded up.
+  const int64_t first = 516;
   const std::vector<std::pair<int64_t, int32_t>> expected = {{0, 1},
                                                              {first - 1, 1},
                                                              {first, 2},
@@ -212,19 +217,31 @@ TEST(HeadsPerWorkerTest, DoublesEachTimeTheWorkDoubles) {
                                                              {4 * first, 8},
                                                              {1024 * first, 8},
                                                              {int64_t{1} << 50, 8}};
-  for (const auto& [tokens, heads] : expected)
-    EXPECT_EQ(HeadsPerWorker(config, tokens), heads) << tokens;
+  for (const auto& [tiles, heads] : expected) {
+    EXPECT_EQ(cuts.HeadsPerWorker(config, tiles), heads) << tiles;
+    if (tiles > kInt32Max) continue;
+    EXPECT_EQ(cuts.HeadsPerWorker(config, static_cast<int32_t>(tiles)), heads) << tiles;
+  }
 }
 
 TEST(HeadsPerWorkerTest, StaysWithinTheMaximum) {
   PartitionConfig config = GpuConfig();
   for (const int32_t most : {1, 2, 4}) {
     config.max_heads_per_worker = most;
-    EXPECT_EQ(HeadsPerWorker(config, int64_t{1} << 50), most);
+    EXPECT_EQ(CutAxes(config).HeadsPerWorker(config, int64_t{1} << 50), most);
   }
 }
 
-TEST(MakePartitionTest, OneAxisAHeadGroupOnlyWhereNineTenthsOfTheWorkersStayBusy) {
+TEST(HeadsPerWorkerTest, ThresholdsOfAnySizeDoNotOverflow) {
+  PartitionConfig config = GpuConfig();
+  config.double_heads_from = kInt32Max;
+  config.num_workers = kInt32Max;
+  config.stage_tokens = 1;
+  EXPECT_EQ(CutAxes(config).HeadsPerWorker(config, (1 << 27) - 1), 1);
+  EXPECT_EQ(CutAxes(config).HeadsPerWorker(config, kInt32Max), 8);
+}
+
+TEST(CutAxesTest, OneAxisAHeadGroupOnlyWhereNineTenthsOfTheWorkersStayBusy) {
   PartitionConfig config = GpuConfig();
   struct Case {
     int32_t workers, heads, axes, workers_per_axis;
@@ -241,9 +258,10 @@ TEST(MakePartitionTest, OneAxisAHeadGroupOnlyWhereNineTenthsOfTheWorkersStayBusy
     SCOPED_TRACE(testing::Message() << c.workers << " workers, " << c.heads << " heads");
     config.num_workers = c.workers;
     config.num_heads = c.heads;
-    const Partition p = MakePartition(config, 1, int64_t{1000});
-    EXPECT_EQ(NumAxes(config, p), c.axes);
-    EXPECT_EQ(p.workers_per_axis, c.workers_per_axis);
+    const AxisCut cut = CutAxes(config, 1);
+    EXPECT_EQ(cut.num_axes, c.axes);
+    EXPECT_EQ(cut.workers_per_axis, c.workers_per_axis);
+    EXPECT_EQ(cut.groups_per_axis * c.axes, c.heads);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -27,12 +28,16 @@ struct Unit {
 // What every worker of the grid computes, unit by unit, from the words of the design alone.
 std::vector<std::vector<Unit>> NaiveUnits(const PartitionConfig& config,
                                           const std::vector<int64_t>& live_lengths) {
-  int64_t live_tokens = 0;
-  for (const int64_t length : live_lengths) live_tokens += length;
+  const int64_t one_head_tile = int64_t{config.stage_tokens} * config.warps_per_worker;
+  int64_t one_head_tiles = 0;
+  for (const int64_t length : live_lengths) {
+    one_head_tiles += (length + one_head_tile - 1) / one_head_tile;
+  }
+  const int64_t first_doubling = static_cast<int64_t>(std::ceil(
+      static_cast<double>(config.double_heads_from) * config.num_workers /
+      static_cast<double>(one_head_tile * config.num_heads)));
   int32_t heads = 1;
-  for (int64_t work = live_tokens * config.num_heads;
-       heads < config.max_heads_per_worker &&
-       work >= int64_t{config.double_heads_from} * config.num_workers * heads;) {
+  while (heads < config.max_heads_per_worker && one_head_tiles >= first_doubling * heads) {
     heads *= 2;
   }
   const int64_t tile_tokens = int64_t{config.stage_tokens} * config.warps_per_worker / heads;

@@ -173,7 +173,8 @@ TEST(ValidatePartitionConfigTest, NamesEveryFault) {
   valid.num_heads = 12;
   valid.max_heads_per_worker = 4;
   const std::string heads =
-      ", expected a power of two that divides num_heads (12) and is at most warps_per_worker (8)";
+      ", expected a power of two that divides num_heads (12) and is at most warps_per_worker (8) "
+      "and 8";
   ExpectRefused<PartitionConfig>(
       valid,
       {
@@ -196,7 +197,7 @@ TEST(ValidatePartitionConfigTest, NamesEveryFault) {
           {[](auto* c) { c->max_heads_per_worker = 16; }, "max_heads_per_worker: got 16" + heads},
           {[](auto* c) { c->num_heads = c->max_heads_per_worker = 16; },
            "max_heads_per_worker: got 16, expected a power of two that divides num_heads (16) and "
-           "is at most warps_per_worker (8)"},
+           "is at most warps_per_worker (8) and 8"},
       },
       ValidatePartitionConfig);
 }
