@@ -34,13 +34,14 @@ int32_t MaxHeadsPerWorker(int32_t num_heads, int32_t warps) {
   return heads;
 }
 
-// Sizes of partials and counters, once the partition and partial_rows are known.
+// Sizes of the workspace, once partition, partial_rows and counter_bytes are known.
 void SizeWorkspace(int32_t partial_floats, LaunchPlan* plan) {
   const PartitionConfig& partition = plan->partition;
   plan->num_slots = 2 * partition.num_workers;
-  plan->workspace_bytes = int64_t{plan->num_slots} * partition.max_heads_per_worker *
-                          plan->partial_rows * partial_floats * static_cast<int64_t>(sizeof(float));
-  plan->num_counters = partition.num_workers * partition.warps_per_worker;
+  const int64_t partial_bytes = int64_t{plan->num_slots} * partition.max_heads_per_worker *
+                                plan->partial_rows * partial_floats *
+                                static_cast<int64_t>(sizeof(float));
+  plan->workspace_bytes = plan->counter_bytes + partial_bytes;
 }
 
 }  // namespace
@@ -84,6 +85,9 @@ absl::StatusOr<LaunchPlan> MakeGpuLaunchPlan(const AttentionShape& shape,
       MaxHeadsPerWorker(partition.num_heads, std::min(warps, kGpuMaxHeads));
   partition.min_tiles_per_worker = 1;
   partition.double_heads_from = kDoubleHeadsFrom;
+  constexpr int64_t kAlignment = 256;  // of the partials behind the counters
+  const int64_t counters = int64_t{partition.num_workers} * warps;
+  plan.counter_bytes = (counters * 8 + kAlignment - 1) / kAlignment * kAlignment;
   SizeWorkspace(tile.PartialFloats(), &plan);
   return plan;
 }

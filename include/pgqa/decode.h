@@ -30,14 +30,11 @@ struct DecodeArgs {
   AttentionOptions options;
 };
 
-// Memory that a call works in; valid until the call's kernel has run. Partials need no initial contents.
-// Counters must be zero before the first launch; every launch leaves them zero. Launches that may run at the
-// same time need different workspaces.
+// Memory that a call works in; valid until the call's kernel has run. Whatever it holds does no harm, before a call and
+// between calls and replays. Launches that may run at the same time need different workspaces.
 struct WorkspaceView {
-  void* partials = nullptr;  // 16-byte aligned
-  int64_t partial_bytes = 0;
-  uint32_t* counters = nullptr;
-  int32_t num_counters = 0;
+  void* data = nullptr;  // 16-byte aligned
+  int64_t bytes = 0;     // at least LaunchPlan::workspace_bytes
 };
 
 // The properties of CUDA device `device` that plans depend on. Does not synchronise.

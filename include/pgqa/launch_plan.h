@@ -39,8 +39,8 @@ struct LaunchPlan {
   int32_t row_blocks = 1;    // blocks of query heads that a group is cut into; each reads K and V
   int32_t partial_rows = 0;  // query heads of one (slot, head): min(group, rows a block)
   int32_t num_slots = 0;     // 2 * workers
-  int64_t workspace_bytes = 0;  // partials; a pure function of this plan
-  int32_t num_counters = 0;     // merge counters, owned by the library: workers * warps
+  int64_t workspace_bytes = 0;  // merge counters, then partials; a pure function of this plan
+  int64_t counter_bytes = 0;    // of them the counters, one of 8 bytes a warp of each worker
 };
 
 // Plan of a GPU call. Errors (InvalidArgument) name the argument, what it got and what was expected.

@@ -22,11 +22,9 @@ class Piece(TypedDict):
     slot: int
 
 class WorkspaceUsage(TypedDict, total=False):
-    """What the library holds; empty without CUDA."""
+    """What the library holds for eager calls; empty without CUDA."""
 
-    eager_workspaces: int
-    graph_workspaces: int
-    free_workspaces: int
+    workspaces: int
     bytes: int
 
 class Schedule:

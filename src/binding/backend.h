@@ -27,9 +27,7 @@ absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
 absl::StatusOr<LaunchPlan> GpuPlan(const AttentionShape& shape, int device);
 
 struct PoolUsage {
-  int32_t eager_workspaces = 0;
-  int32_t graph_workspaces = 0;
-  int32_t free_workspaces = 0;
+  int32_t workspaces = 0;
   int64_t bytes = 0;
 };
 PoolUsage GetPoolUsage();

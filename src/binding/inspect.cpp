@@ -215,9 +215,7 @@ py::dict WorkspaceUsage() {
   py::dict usage;
 #if PGQA_WITH_CUDA
   const PoolUsage pool = GetPoolUsage();
-  usage["eager_workspaces"] = pool.eager_workspaces;
-  usage["graph_workspaces"] = pool.graph_workspaces;
-  usage["free_workspaces"] = pool.free_workspaces;
+  usage["workspaces"] = pool.workspaces;
   usage["bytes"] = pool.bytes;
 #endif
   return usage;

@@ -1,6 +1,7 @@
-// Runs decode calls on CUDA tensors: cached plans, pooled workspaces, the current stream.
+// Runs decode calls on CUDA tensors: cached plans, workspaces, the current stream.
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -42,6 +43,10 @@ absl::StatusOr<const LaunchPlan*> CachedPlan(const AttentionShape& shape, int de
   if (!plan.ok()) return plan.status();
   plan->shape.batch = 0;  // the plan serves every batch
   return &plans->emplace(key, *std::move(plan)).first->second;
+}
+
+WorkspaceView ViewOf(const at::Tensor& workspace) {
+  return {workspace.data_ptr(), static_cast<int64_t>(workspace.nbytes())};
 }
 
 DecodeArgs ArgsOf(const DecodeCall& call, const AttentionOptions& options, const at::Tensor& out,
@@ -92,19 +97,21 @@ absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
   if (shape.batch == 0) return absl::OkStatus();
   const DecodeArgs args = ArgsOf(call, options, *out, *lse);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-  const int64_t pool_bytes = call.workspace.has_value() ? 0 : (*plan)->workspace_bytes;
-  return Pool().Run(pool_bytes, (*plan)->num_counters, stream, [&](WorkspaceView view) {
-    if (call.workspace.has_value()) {
-      view.partials = call.workspace->data_ptr();
-      view.partial_bytes = static_cast<int64_t>(call.workspace->nbytes());
-    }
-    return Decode(**plan, args, view, stream);
-  });
+  if (call.workspace.has_value()) return Decode(**plan, args, ViewOf(*call.workspace), stream);
+  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+    // From the pool of the graph that torch captures: it lives as long as the graph, and what else the graph puts
+    // there does no harm.
+    const at::Tensor workspace =
+        at::detail::empty_cuda({(*plan)->workspace_bytes}, at::kByte, device, std::nullopt);
+    return Decode(**plan, args, ViewOf(workspace), stream);
+  }
+  return Pool().Run((*plan)->workspace_bytes, stream,
+                    [&](const WorkspaceView& view) { return Decode(**plan, args, view, stream); });
 }
 
 PoolUsage GetPoolUsage() {
   const WorkspacePool::Usage usage = Pool().GetUsage();
-  return {usage.eager_workspaces, usage.graph_workspaces, usage.free_workspaces, usage.bytes};
+  return {usage.workspaces, usage.bytes};
 }
 
 }  // namespace pgqa::binding

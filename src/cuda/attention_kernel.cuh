@@ -149,7 +149,7 @@ class PieceComputer {
   }
 
   // This warp's counter of a request's partials.
-  __device__ __forceinline__ uint32_t* CounterOf(const PieceSlots& slots) const {
+  __device__ __forceinline__ uint64_t* CounterOf(const PieceSlots& slots) const {
     return params_.counters + slots.first_worker * layout_.num_warps + Warp();
   }
 

@@ -44,7 +44,7 @@ struct AttentionParams {
   RopeParams rope;
 
   float* partials = nullptr;     // [slots, heads a worker, partial_rows, padded head_dim + 4]
-  uint32_t* counters = nullptr;  // [workers, warps], zero between launches
+  uint64_t* counters = nullptr;  // [workers, warps]; see arrival.cuh
   char* out = nullptr;           // [batch, query_heads, head_dim], contiguous
   float* lse = nullptr;          // [batch, query_heads], natural log; may be null
 };

@@ -91,17 +91,11 @@ absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
 }
 
 absl::Status CheckWorkspace(const LaunchPlan& plan, const WorkspaceView& workspace) {
-  if (workspace.partial_bytes < plan.workspace_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("workspace: got ", workspace.partial_bytes,
-                                                   " bytes, expected at least ",
-                                                   plan.workspace_bytes));
+  if (workspace.bytes < plan.workspace_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "workspace: got ", workspace.bytes, " bytes, expected at least ", plan.workspace_bytes));
   }
-  if (workspace.num_counters < plan.num_counters || workspace.counters == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("workspace: got ", workspace.num_counters,
-                                                   " counters, expected at least ",
-                                                   plan.num_counters));
-  }
-  return CheckPointer("workspace", workspace.partials, plan.workspace_bytes > 0);
+  return CheckPointer("workspace", workspace.data, plan.workspace_bytes > 0);
 }
 
 CacheStrides InBytes(const CacheStrides& s) {
@@ -117,8 +111,8 @@ AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
   p.v_cache = static_cast<const char*>(args.v_cache);
   p.out = static_cast<char*>(args.out);
   p.lse = args.lse;
-  p.partials = static_cast<float*>(workspace.partials);
-  p.counters = workspace.counters;
+  p.counters = static_cast<uint64_t*>(workspace.data);
+  p.partials = reinterpret_cast<float*>(static_cast<char*>(workspace.data) + plan.counter_bytes);
   p.q_batch_stride = args.q_batch_stride * kElementBytes;
   p.q_head_stride = args.q_head_stride * kElementBytes;
   p.k_strides = InBytes(args.k_strides);

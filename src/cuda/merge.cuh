@@ -4,13 +4,14 @@
 // A team is the warps of a CTA that share a head. Everything merges in index order, so the bits do not depend
 // on timing. Of each eight rows a warp merges rank, rank + team_size, ... in every worker alike, so that it waits
 // for the same warp of the other workers alone: the counters of a split request, one a warp, belong to the worker of
-// its first piece. They wrap back to zero with the last arrival, so a launch leaves them as it found them.
+// its first piece.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "cuda/accumulator.cuh"
+#include "cuda/arrival.cuh"
 #include "cuda/attention_params.h"
 #include "cuda/element.cuh"
 #include "cuda/stage_loader.cuh"
@@ -144,7 +145,7 @@ struct TeamTarget {
   float* own_partials = nullptr;    // row 0 of this worker's slot
   float* first_partials = nullptr;  // row 0 of the request's first slot
   uint32_t slot_bytes = 0;          // from slot to slot
-  uint32_t* counter = nullptr;      // of this warp
+  uint64_t* counter = nullptr;      // of this warp
 };
 
 __device__ __forceinline__ void TeamBarrier(const WarpRole& role) {
@@ -197,15 +198,13 @@ __device__ __forceinline__ void MergeTeamRows(const AttentionParams& params, con
   }
 }
 
-// True for the warp that brings the last partial of its rows. The counter's release and acquire order the partials
-// of all workers before what follows.
+// True for the warp that brings the last partial of its rows; the partials of all workers are then to be read.
 __device__ __forceinline__ bool ArriveLast(const TeamTarget& target) {
-  const uint32_t last = target.num_pieces - 1;
-  uint32_t old = 0;
+  bool is_last = false;
   __syncwarp();
-  if (threadIdx.x % kWarpSize == 0) old = ptx::IncrementWrapped(target.counter, last);
+  if (threadIdx.x % kWarpSize == 0) is_last = Arrive(target.counter, target.num_pieces);
   __syncwarp();
-  return __shfl_sync(kFullWarp, old, 0) == last;
+  return __any_sync(kFullWarp, is_last);
 }
 
 // Merges this warp's rows of a split request, in slot order. With one axis a head group of 8, a request of any

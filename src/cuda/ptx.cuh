@@ -55,12 +55,22 @@ __device__ __forceinline__ void NamedBarrier(int32_t id, int32_t num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
 
-// Adds one, or wraps to 0 at `last`; returns the old value. Acquires and releases at device scope.
-__device__ __forceinline__ uint32_t IncrementWrapped(uint32_t* counter, uint32_t last) {
-  uint32_t old;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-               : "=r"(old)
-               : "l"(counter), "r"(last)
+// Atomics that return the old value, acquire and release at device scope.
+__device__ __forceinline__ uint64_t Add(uint64_t* address, uint64_t value) {
+  uint64_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(old)
+               : "l"(address), "l"(value)
+               : "memory");
+  return old;
+}
+
+__device__ __forceinline__ uint64_t CompareAndSwap(uint64_t* address, uint64_t expected,
+                                                   uint64_t desired) {
+  uint64_t old;
+  asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(old)
+               : "l"(address), "l"(expected), "l"(desired)
                : "memory");
   return old;
 }

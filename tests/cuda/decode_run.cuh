@@ -54,28 +54,24 @@ class Runner {
         out_(problem.OutElements()),
         lse_(problem.LseElements()),
         plan_(MakeGpuLaunchPlan(problem.Shape(), QueryDevice(0).value()).value()),
-        counters_(static_cast<size_t>(plan_.num_counters)),
-        partials_(static_cast<size_t>(plan_.workspace_bytes)) {
-    counters_.Fill(0);
+        workspace_(static_cast<size_t>(plan_.workspace_bytes)) {
+    workspace_.Fill(0x7F);
   }
 
-  WorkspaceView View() const {
-    return {partials_.data(), plan_.workspace_bytes, counters_.data(), plan_.num_counters};
-  }
+  WorkspaceView View() const { return {workspace_.data(), plan_.workspace_bytes}; }
 
   absl::Status Launch(cudaStream_t stream = nullptr) const {
     return Decode(plan_, problem_.Args(out_.data(), lse_.data()), View(), stream);
   }
 
-  // Waits, then checks output and LSE of all requests but `unspecified`, the guards, and that counters are zero.
+  // Waits, then checks output and LSE of all requests but `unspecified`, and the guards.
   void CheckResult(const std::set<int32_t>& unspecified = {}) const {
     Check(cudaDeviceSynchronize());
     const std::vector<uint16_t> out = out_.Read();
     const std::vector<float> lse = lse_.Read();
     out_.CheckGuards();
     lse_.CheckGuards();
-    partials_.CheckGuards();
-    for (const uint32_t counter : counters_.Read()) ASSERT_EQ(counter, 0U);
+    workspace_.CheckGuards();
     for (int32_t request = 0; request < problem_.batch(); ++request) {
       if (unspecified.count(request) == 0) CheckRequest(request, out, lse);
       if (::testing::Test::HasFatalFailure()) return;
@@ -83,7 +79,7 @@ class Runner {
   }
 
   const LaunchPlan& plan() const { return plan_; }
-  const GuardedArray<unsigned char>& partials() const { return partials_; }
+  const GuardedArray<unsigned char>& workspace() const { return workspace_; }
   const GuardedArray<uint16_t>& out() const { return out_; }
 
  private:
@@ -112,15 +108,14 @@ class Runner {
   GuardedArray<uint16_t> out_;
   GuardedArray<float> lse_;
   LaunchPlan plan_;
-  DeviceArray<uint32_t> counters_;
-  GuardedArray<unsigned char> partials_;
+  GuardedArray<unsigned char> workspace_;
 };
 
 inline void RunAndCheck(const ProblemSpec& spec, Unused unused = Unused::kNan) {
   const Problem problem(spec, unused);
   const Runner runner(problem);
   for (int run = 0; run < 2; ++run) {
-    if (run == 1) runner.partials().Fill(0xFF);
+    if (run == 1) runner.workspace().Fill(0xFF);
     const absl::Status status = runner.Launch();
     ASSERT_TRUE(status.ok()) << status.message();
     runner.CheckResult();

@@ -171,10 +171,10 @@ TEST(DecodeRefusals, NameTheArgument) {
   args.options.sm_scale = std::numeric_limits<float>::quiet_NaN();
   expect_refused("sm_scale", args, view);
   WorkspaceView small = view;
-  small.partial_bytes -= 16;
+  small.bytes -= 1;
   expect_refused("workspace", good, small);
   small = view;
-  small.num_counters -= 1;
+  small.data = nullptr;
   expect_refused("workspace", good, small);
   Check(cudaDeviceSynchronize());
   for (const uint16_t value : runner.out().Read())

@@ -1,13 +1,14 @@
-// The workspace pool without torch: eager and captured calls, growth, graphs that come and go.
+// Workspaces without torch: the pool of eager calls, and graphs over memory that is anything between replays.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <thread>
 #include <vector>
 
+#include "cuda/arrival.cuh"
 #include "tests/cuda/decode_run.cuh"
 
 namespace pgqa::testing {
@@ -28,36 +29,33 @@ class Stream {
 // Runs a problem's call through a pool.
 absl::Status RunInPool(WorkspacePool& pool, const Runner& runner, const Problem& problem,
                        float* lse, cudaStream_t stream) {
-  return pool.Run(runner.plan().workspace_bytes, runner.plan().num_counters, stream,
-                  [&](const WorkspaceView& view) {
-                    return Decode(runner.plan(), problem.Args(runner.out().data(), lse), view,
-                                  stream);
-                  });
+  return pool.Run(runner.plan().workspace_bytes, stream, [&](const WorkspaceView& view) {
+    return Decode(runner.plan(), problem.Args(runner.out().data(), lse), view, stream);
+  });
 }
 
-// The partials that the pool lends to a call that does nothing.
-void* PartialsOf(WorkspacePool& pool, int64_t bytes, cudaStream_t stream) {
-  void* partials = nullptr;
-  EXPECT_TRUE(pool.Run(bytes, 4, stream,
+// The memory that the pool lends to a call that does nothing.
+void* MemoryOf(WorkspacePool& pool, int64_t bytes, cudaStream_t stream) {
+  void* memory = nullptr;
+  EXPECT_TRUE(pool.Run(bytes, stream,
                        [&](const WorkspaceView& view) {
-                         partials = view.partials;
-                         EXPECT_GE(view.partial_bytes, bytes);
-                         EXPECT_GE(view.num_counters, 4);
+                         memory = view.data;
+                         EXPECT_GE(view.bytes, bytes);
                          return absl::OkStatus();
                        })
                   .ok());
-  return partials;
+  return memory;
 }
 
 TEST(WorkspacePool, OneForEachStreamAndGrowing) {
   WorkspacePool pool;
   const Stream a, b;
-  void* first = PartialsOf(pool, 1000, a.get());
-  EXPECT_EQ(PartialsOf(pool, 500, a.get()), first);
-  EXPECT_NE(PartialsOf(pool, 1000, b.get()), first);
-  EXPECT_EQ(pool.GetUsage().eager_workspaces, 2);
-  PartialsOf(pool, 1 << 20, a.get());
-  EXPECT_EQ(pool.GetUsage().eager_workspaces, 2);
+  void* first = MemoryOf(pool, 1000, a.get());
+  EXPECT_EQ(MemoryOf(pool, 500, a.get()), first);
+  EXPECT_NE(MemoryOf(pool, 1000, b.get()), first);
+  EXPECT_EQ(pool.GetUsage().workspaces, 2);
+  MemoryOf(pool, 1 << 20, a.get());
+  EXPECT_EQ(pool.GetUsage().workspaces, 2);
   EXPECT_LT(pool.GetUsage().bytes, 2 << 20);
 }
 
@@ -66,24 +64,36 @@ TEST(WorkspacePool, IsBounded) {
   std::vector<std::unique_ptr<Stream>> streams;
   for (int i = 0; i < 10; ++i) {
     streams.push_back(std::make_unique<Stream>());
-    PartialsOf(pool, 4096, streams.back()->get());
+    MemoryOf(pool, 4096, streams.back()->get());
   }
-  EXPECT_EQ(pool.GetUsage().eager_workspaces, 3);
+  EXPECT_EQ(pool.GetUsage().workspaces, 3);
 }
 
 TEST(WorkspacePool, FailureOfTheLaunchComesBack) {
   WorkspacePool pool;
-  const absl::Status status = pool.Run(
-      16, 1, nullptr, [](const WorkspaceView&) { return absl::InternalError("the launch"); });
+  const absl::Status status =
+      pool.Run(16, nullptr, [](const WorkspaceView&) { return absl::InternalError("the launch"); });
   EXPECT_EQ(status.message(), "the launch");
 }
 
-// A graph of `calls` captured calls, made from cold.
-cudaGraphExec_t Capture(WorkspacePool& pool, const Runner& runner, const Problem& problem,
-                        cudaStream_t stream, int calls) {
+TEST(WorkspacePool, RefusesCaptures) {
+  WorkspacePool pool;
+  const Stream stream;
+  Check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+  const absl::Status status =
+      pool.Run(16, stream.get(), [](const WorkspaceView&) { return absl::OkStatus(); });
+  cudaGraph_t graph = nullptr;
+  Check(cudaStreamEndCapture(stream.get(), &graph));
+  Check(cudaGraphDestroy(graph));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(MemoryOf(pool, 16, stream.get()), nullptr);
+}
+
+// A graph of `calls` captured calls in the runner's workspace.
+cudaGraphExec_t Capture(const Runner& runner, cudaStream_t stream, int calls) {
   Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   for (int i = 0; i < calls; ++i) {
-    const absl::Status status = RunInPool(pool, runner, problem, nullptr, stream);
+    const absl::Status status = runner.Launch(stream);
     EXPECT_TRUE(status.ok()) << status.message();
   }
   cudaGraph_t graph = nullptr;
@@ -97,67 +107,50 @@ cudaGraphExec_t Capture(WorkspacePool& pool, const Runner& runner, const Problem
   return exec;
 }
 
-// The driver runs the destructors of a graph's objects in its own time.
-WorkspacePool::Usage UsageOnceGraphsAreGone(const WorkspacePool& pool, int32_t graphs) {
-  for (int i = 0; i < 500 && pool.GetUsage().graph_workspaces > graphs; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return pool.GetUsage();
-}
-
-TEST(WorkspacePool, CapturedCallsKeepTheirsAsLongAsTheGraph) {
-  WorkspacePool pool;
-  const Problem problem({{700, 20}, 4, 1, 64, 16, DType::kBFloat16});
+TEST(Workspace, MayHoldAnythingBetweenReplays) {
+  const Problem problem({{700, 20, 3000}, 4, 1, 64, 16, DType::kBFloat16});
   const Runner runner(problem);
   const Stream stream;
-  cudaGraphExec_t exec = Capture(pool, runner, problem, stream.get(), 3);
-  EXPECT_EQ(pool.GetUsage().graph_workspaces, 1);
-  for (int replay = 0; replay < 3; ++replay) {
-    runner.out().Fill(0xFF);
-    Check(cudaGraphLaunch(exec, stream.get()));
-    Check(cudaStreamSynchronize(stream.get()));
-    const std::vector<uint16_t> replayed = runner.out().Read();
-    ASSERT_TRUE(runner.Launch(stream.get()).ok());
-    runner.CheckResult();
-    EXPECT_EQ(runner.out().Read(), replayed);
-  }
-  Check(cudaGraphExecDestroy(exec));
-  const WorkspacePool::Usage usage = UsageOnceGraphsAreGone(pool, 0);
-  EXPECT_EQ(usage.graph_workspaces, 0);
-  EXPECT_EQ(usage.free_workspaces, 1);
-}
-
-TEST(WorkspacePool, GraphsThatComeAndGoReuseMemory) {
-  WorkspacePool pool;
-  const Problem problem({{700, 20}, 4, 1, 64, 16, DType::kFloat16});
-  const Runner runner(problem);
-  const Stream stream;
-  for (int i = 0; i < 30; ++i) {
-    cudaGraphExec_t exec = Capture(pool, runner, problem, stream.get(), 1);
-    Check(cudaGraphLaunch(exec, stream.get()));
-    Check(cudaStreamSynchronize(stream.get()));
-    Check(cudaGraphExecDestroy(exec));
-    UsageOnceGraphsAreGone(pool, 0);
-  }
-  EXPECT_EQ(pool.GetUsage().free_workspaces, 1);
-}
-
-TEST(WorkspacePool, GraphsOutliveThePool) {
-  const Problem problem({{700, 20}, 4, 1, 64, 16, DType::kFloat16});
-  const Runner runner(problem);
-  const Stream stream;
-  cudaGraphExec_t exec = nullptr;
-  {
-    WorkspacePool pool;
-    exec = Capture(pool, runner, problem, stream.get(), 1);
-  }
-  Check(cudaGraphLaunch(exec, stream.get()));
-  Check(cudaStreamSynchronize(stream.get()));
-  const std::vector<uint16_t> replayed = runner.out().Read();
+  cudaGraphExec_t exec = Capture(runner, stream.get(), 3);
   ASSERT_TRUE(runner.Launch(stream.get()).ok());
   runner.CheckResult();
-  EXPECT_EQ(runner.out().Read(), replayed);
+  const std::vector<uint16_t> expected = runner.out().Read();
+  for (const int fill : {0xFF, 0x00, -1, 0x7F, -1, 0x9E, 0x3B}) {
+    if (fill >= 0) runner.workspace().Fill(fill);
+    runner.out().Fill(0xFF);
+    Check(cudaDeviceSynchronize());
+    Check(cudaGraphLaunch(exec, stream.get()));
+    Check(cudaStreamSynchronize(stream.get()));
+    EXPECT_EQ(runner.out().Read(), expected) << "fill " << fill;
+  }
   Check(cudaGraphExecDestroy(exec));
+}
+
+// Every counter holds another value without the tag, values close to it among them.
+TEST(Workspace, CountersWithoutTheTagCountAsNone) {
+  const Problem problem({{9000, 40}, 8, 2, 64, 16, DType::kFloat16});
+  const Runner runner(problem);
+  ASSERT_TRUE(runner.Launch().ok());
+  runner.CheckResult();
+  const std::vector<uint16_t> expected = runner.out().Read();
+  const auto num_counters = static_cast<size_t>(runner.plan().counter_bytes / 8);
+  std::mt19937_64 random(5);
+  std::vector<uint64_t> counters(num_counters);
+  for (int round = 0; round < 50; ++round) {
+    for (uint64_t& counter : counters) {
+      counter = random();
+      if (round % 2 == 1)
+        counter = (kCounterTag ^ (uint64_t{1} << (20 + counter % 44))) + counter % 7;
+    }
+    Check(cudaMemcpy(runner.workspace().data(), counters.data(), num_counters * 8,
+                     cudaMemcpyHostToDevice));
+    for (int run = 0; run < 2; ++run) {
+      runner.out().Fill(0xFF);
+      ASSERT_TRUE(runner.Launch().ok());
+      Check(cudaDeviceSynchronize());
+      ASSERT_EQ(runner.out().Read(), expected) << "round " << round << ", run " << run;
+    }
+  }
 }
 
 TEST(WorkspacePool, ThreadsShareOne) {

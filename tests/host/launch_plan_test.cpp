@@ -52,8 +52,9 @@ TEST(GpuLaunchPlanTest, OfTheCommonShape) {
   EXPECT_EQ(plan.partition.stage_tokens, 16);
   EXPECT_EQ(plan.partition.min_tiles_per_worker, 1);
   EXPECT_EQ(plan.partition.max_heads_per_worker, std::min(4, plan.kernel.num_warps));
-  EXPECT_EQ(plan.num_counters, 132 * plan.kernel.num_warps);
-  EXPECT_EQ(plan.workspace_bytes,
+  EXPECT_GE(plan.counter_bytes, 132 * plan.kernel.num_warps * 8);
+  EXPECT_EQ(plan.counter_bytes % 256, 0);
+  EXPECT_EQ(plan.workspace_bytes - plan.counter_bytes,
             int64_t{264} * plan.partition.max_heads_per_worker * 4 * (128 + 4) * 4);
 }
 
@@ -135,7 +136,7 @@ TEST(GpuLaunchPlanTest, HoldsNothingThatDependsOnTheBatch) {
     const LaunchPlan other = Gpu(shape);
     EXPECT_EQ(other.workspace_bytes, plan.workspace_bytes);
     EXPECT_EQ(other.num_slots, plan.num_slots);
-    EXPECT_EQ(other.num_counters, plan.num_counters);
+    EXPECT_EQ(other.counter_bytes, plan.counter_bytes);
     EXPECT_EQ(other.kernel.shared_memory_bytes, plan.kernel.shared_memory_bytes);
   }
 }
@@ -162,6 +163,7 @@ TEST(CpuLaunchPlanTest, OfTheCommonShape) {
   EXPECT_EQ(plan->row_blocks, 1);
   EXPECT_EQ(plan->partial_rows, 5);
   EXPECT_EQ(plan->num_slots, 14);
+  EXPECT_EQ(plan->counter_bytes, 0);
   EXPECT_EQ(plan->workspace_bytes, 14 * 5 * (80 + 4) * 4);
   EXPECT_TRUE(ValidatePartitionConfig(plan->partition).ok());
 }

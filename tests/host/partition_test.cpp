@@ -138,8 +138,10 @@ TEST(PartitionTest, ManyRequests) {
   // Requests of one token still fill a tile of a head each.
   for (int64_t& length : lengths) length = std::min<int64_t>(length, 1);
   EXPECT_EQ(Checked(GpuConfig(), lengths).plan().partition.heads_per_worker, 8);
-  EXPECT_EQ(Checked(GpuConfig(), std::vector<int64_t>(515, 1)).plan().partition.heads_per_worker, 1);
-  EXPECT_EQ(Checked(GpuConfig(), std::vector<int64_t>(516, 1)).plan().partition.heads_per_worker, 2);
+  EXPECT_EQ(Checked(GpuConfig(), std::vector<int64_t>(515, 1)).plan().partition.heads_per_worker,
+            1);
+  EXPECT_EQ(Checked(GpuConfig(), std::vector<int64_t>(516, 1)).plan().partition.heads_per_worker,
+            2);
 }
 
 TEST(PartitionTest, SharesOfOneTile) {

@@ -33,9 +33,9 @@ std::vector<std::vector<Unit>> NaiveUnits(const PartitionConfig& config,
   for (const int64_t length : live_lengths) {
     one_head_tiles += (length + one_head_tile - 1) / one_head_tile;
   }
-  const int64_t first_doubling = static_cast<int64_t>(std::ceil(
-      static_cast<double>(config.double_heads_from) * config.num_workers /
-      static_cast<double>(one_head_tile * config.num_heads)));
+  const int64_t first_doubling = static_cast<int64_t>(
+      std::ceil(static_cast<double>(config.double_heads_from) * config.num_workers /
+                static_cast<double>(one_head_tile * config.num_heads)));
   int32_t heads = 1;
   while (heads < config.max_heads_per_worker && one_head_tiles >= first_doubling * heads) {
     heads *= 2;

@@ -168,6 +168,40 @@ def test_many_calls_in_one_graph() -> None:
             assert_close(out, reference(layer).out)
 
 
+def test_other_work_of_the_graph_overwrites_the_workspace() -> None:
+    """The workspace of a captured call is memory of the graph's pool: later work puts its own values there."""
+    case = with_room(4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = []
+        for fill in (255, 127, 0, 1):
+            outs.append(case.run())
+            torch.full((2 * case.workspace_bytes(),), fill, dtype=torch.uint8, device="cuda")
+            torch.full((case.workspace_bytes(),), fill, dtype=torch.uint8, device="cuda")
+    for seed in range(4):
+        rewrite(case, [20000 - 900 * seed, 300, 3000 + seed], seed)
+        graph.replay()
+        expected = case.run()
+        assert_close(expected, reference(case).out)
+        for out in outs:
+            assert torch.equal(out, expected)
+
+
+def test_graphs_of_one_pool() -> None:
+    cases = [with_room(4, seed=i, head_dim=64 * (i + 1)) for i in range(2)]
+    pool = torch.cuda.graph_pool_handle()
+    graphs, outs = [], []
+    for case in cases:
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1], pool=pool):
+            outs.append(case.run())
+    for seed in range(6):
+        for case, graph, out in zip(cases, graphs, outs):
+            rewrite(case, [9000 + 700 * seed, 5, 0, 2000], seed)
+            graph.replay()
+            assert_close(out, reference(case).out)
+
+
 def test_branches_of_one_graph() -> None:
     """Two calls that a graph may run at the same time."""
     cases = [with_room(4, seed=i) for i in range(2)]

@@ -250,7 +250,7 @@ def test_many_streams() -> None:
         torch.cuda.synchronize()
     for out in outs:
         assert torch.equal(out, expected)
-    assert pgqa.workspace_usage()["eager_workspaces"] <= 64
+    assert pgqa.workspace_usage()["workspaces"] <= 64
 
 
 def test_streams_that_come_and_go() -> None:
