@@ -14,9 +14,12 @@ namespace {
 
 // Live tokens times heads a worker from which a worker of the GPU takes two heads. Measured on an H200 at head
 // dim 128 (us at 1, 2, 4, 8 heads): 8x4k, work 1986: 46, 46, 48, 54; 32 ragged 0.1-4k, 4163: 86, 83, 83, 87;
-// 64x8k, 31775: 531, 513, 503, 506. Eight heads were never the best.
+// 64x8k, 31775: 531, 513, 503, 506. Eight heads were never the best for their reads; they are for requests of so few
+// tokens that only with eight each warp has its own (256x16: 54 us with one head).
 constexpr int32_t kDoubleHeadsFrom = 2000;
-constexpr int32_t kGpuMaxHeads = 4;
+constexpr int32_t kGpuMaxHeadsByWork = 4;
+constexpr int32_t kGpuMaxHeads = 8;
+constexpr int32_t kGpuMinFillEighths = 6;
 // Of a worker of the CPU: several heads, since neighbouring heads make one long read of each token.
 constexpr int32_t kCpuStageTokens = 32;
 constexpr int32_t kCpuMaxHeads = 8;
@@ -85,6 +88,8 @@ absl::StatusOr<LaunchPlan> MakeGpuLaunchPlan(const AttentionShape& shape,
       MaxHeadsPerWorker(partition.num_heads, std::min(warps, kGpuMaxHeads));
   partition.min_tiles_per_worker = 1;
   partition.double_heads_from = kDoubleHeadsFrom;
+  partition.max_heads_by_work = kGpuMaxHeadsByWork;
+  partition.min_fill_eighths = kGpuMinFillEighths;
   constexpr int64_t kAlignment = 256;  // of the partials behind the counters
   const int64_t counters = int64_t{partition.num_workers} * warps;
   plan.counter_bytes = (counters * 8 + kAlignment - 1) / kAlignment * kAlignment;

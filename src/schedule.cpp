@@ -13,7 +13,8 @@ namespace {
 
 auto Fields(const PartitionConfig& c) {
   return std::tie(c.num_workers, c.warps_per_worker, c.stage_tokens, c.num_heads,
-                  c.max_heads_per_worker, c.min_tiles_per_worker, c.double_heads_from);
+                  c.max_heads_per_worker, c.min_tiles_per_worker, c.double_heads_from,
+                  c.max_heads_by_work, c.min_fill_eighths);
 }
 
 auto Fields(const Partition& p) {
@@ -81,7 +82,9 @@ BatchPlan PlanBatch(const PartitionConfig& config, const PageTableView& host_tab
   std::vector<int64_t> tile_prefix;
   plan.live_tokens = CountLiveTokens(host_table, window_left, &tile_prefix);
   const AxisCuts cuts = CutAxes(config);
-  const int32_t heads = cuts.HeadsPerWorker(config, SumTiles(tile_prefix, TileTokens(config, 1)));
+  const int32_t heads =
+      cuts.HeadsPerWorker(config, SumTiles(tile_prefix, TileTokens(config, 1)),
+                          SumTiles(tile_prefix, TileTokens(config, config.max_heads_per_worker)));
   TokensToTilePrefix(TileTokens(config, heads), &tile_prefix);
   const AxisCut& cut = cuts.of_log2_heads[Log2(heads)];
   plan.partition = MakePartition(config, cut, heads, tile_prefix.back());

@@ -202,7 +202,11 @@ absl::Status ValidatePartitionConfig(const PartitionConfig& config) {
   CheckAtLeast("num_heads", config.num_heads, 1, &faults);
   CheckAtLeast("min_tiles_per_worker", config.min_tiles_per_worker, 1, &faults);
   CheckAtLeast("double_heads_from", config.double_heads_from, 1, &faults);
+  CheckAtLeast("max_heads_by_work", config.max_heads_by_work, 1, &faults);
   if (!faults.empty()) return FirstFault(faults);
+  if (config.min_fill_eighths < 0 || config.min_fill_eighths > 8) {
+    return FaultStatus("min_fill_eighths", config.min_fill_eighths, "0 to 8");
+  }
   const int32_t heads = config.max_heads_per_worker;
   if (!IsPowerOfTwo(heads) || heads > config.warps_per_worker || heads > 1 << kMaxLog2Heads ||
       config.num_heads % heads != 0) {

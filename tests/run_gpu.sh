@@ -109,7 +109,7 @@ else
   sanitize 50 racecheck "$specs.MeetsTheReference/*:DecodeMerge.ManyRequests*"
   sanitize 30 initcheck "$specs.NeverReadsUnusedSlots/*:DecodeMerge.ManyRequests*:DecodeBatch.*"
   sanitize 20 synccheck "$specs.MeetsTheReference/*:DecodeMerge.ManyRequests*"
-  run selfcheck 110 "$PYTHON" selfcheck.py
+  run selfcheck 110 "$PYTHON" selfcheck.py --json "$results/selfcheck.json"
   run bench 40 "$PYTHON" bench/bench.py --quick --launches 31
 fi
 

@@ -28,6 +28,8 @@ struct PartitionConfig {
   int32_t min_tiles_per_worker = 1;  // fewer tiles than this a worker leave workers idle
   int32_t double_heads_from =
       1;  // tokens * heads a worker, in whole tiles, from which it takes two
+  int32_t max_heads_by_work = 8;  // for much work; more only fill tiles
+  int32_t min_fill_eighths = 0;   // heads double further until tiles are so full, 0 to 8
 };
 
 // log2 of a power of two.
@@ -124,13 +126,21 @@ struct AxisCuts {
   AxisCut of_log2_heads[kMaxLog2Heads + 1];
   int32_t doubling_tiles = 1;  // tiles of one head from which two heads are taken
 
-  // Heads a worker for a batch of `tiles` tiles of one head: doubled each time the work of a worker doubles past
-  // double_heads_from. Few tokens want more workers, many want longer contiguous reads. Whole tiles are
-  // counted, so that short requests, which leave warps of a head idle, double early.
+  // Heads a worker for a batch of `tiles` tiles of one head, `small_tiles` of max_heads_per_worker heads. Doubled each
+  // time the work of a worker doubles past double_heads_from: few tokens want more workers, many want longer contiguous
+  // reads. Doubled further while short requests leave warps idle and workers have more than one tile.
   template <class Index>
-  PGQA_HOST_DEVICE int32_t HeadsPerWorker(const PartitionConfig& config, Index tiles) const {
+  PGQA_HOST_DEVICE int32_t HeadsPerWorker(const PartitionConfig& config, Index tiles,
+                                          Index small_tiles) const {
+    const int32_t most = config.max_heads_per_worker;
+    const int32_t most_by_work = config.max_heads_by_work < most ? config.max_heads_by_work : most;
     int32_t heads = 1;
-    while (heads < config.max_heads_per_worker && tiles >= doubling_tiles * heads) heads *= 2;
+    while (heads < most_by_work && tiles >= doubling_tiles * heads) heads *= 2;
+    const int64_t wanted = int64_t{tiles} * most * config.min_fill_eighths;
+    while (heads < most && int64_t{small_tiles} * heads * 8 < wanted &&
+           int64_t{tiles} * (config.num_heads >> Log2(heads)) > config.num_workers) {
+      heads *= 2;
+    }
     return heads;
   }
 };
@@ -189,6 +199,12 @@ struct BasicPiece {
   // The worker holds the whole request and writes its output directly.
   PGQA_HOST_DEVICE bool IsWhole() const { return num_tiles == request_tiles; }
 };
+
+// Shared memory in which a CTA plans a batch: live tokens of each request, a gap every 16, then sums of warps and what
+// was found.
+PGQA_HOST_DEVICE int64_t PlanScratchBytes(int32_t batch) {
+  return (int64_t{batch} + batch / 16 + 18) * static_cast<int64_t>(sizeof(int64_t));
+}
 
 // Where the partials of a piece's request lie. The slot of the piece of worker w is first_worker + w, so
 // the slots of a request are contiguous in worker order and below 2 * num_workers. They are unique: of two

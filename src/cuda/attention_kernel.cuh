@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(Traits::kMaxThreads, 1)
   rows.Load(params.table, 0);
   Frame<Traits> frame(params);
   const auto plan = PlanWorker(params.partition, params.axis_cuts, params.table, params.window_left,
-                               reinterpret_cast<int64_t*>(shared), &rows);
+                               shared, &rows);
   const WarpRole role = RoleOf(warp, layout.num_warps, plan.partition.heads_per_worker);
   StageLoader<Traits> loader(params, plan, rows, role, layout.Ring(warp), layout.Scratch(warp));
   PieceComputer<Traits> computer(params, plan, role, layout);

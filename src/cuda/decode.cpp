@@ -35,9 +35,10 @@ absl::Status CheckStride(const char* name, int64_t stride) {
       name, ": got a stride of ", stride, " elements, expected a multiple of 8 (16-byte rows)"));
 }
 
-// Planning a batch takes 8 bytes of shared memory for 32 requests.
+// A batch is planned in the kernel's shared memory.
 absl::Status CheckBatch(const LaunchPlan& plan, int32_t batch) {
-  const int32_t most = plan.kernel.shared_memory_bytes / 8 * 32;
+  const int64_t spare = plan.kernel.shared_memory_bytes - PlanScratchBytes(0);
+  const int64_t most = spare * 16 / (PlanScratchBytes(16) - PlanScratchBytes(0));
   if (batch >= 0 && batch <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("batch: got ", batch, ", expected 0 to ", most));
 }

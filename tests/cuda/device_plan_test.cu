@@ -65,7 +65,7 @@ template <class Index>
 __global__ void PlanKernel(PartitionConfig config, AxisCuts cuts, PageTableView table,
                            int32_t window_left, WorkerRecord* records, Piece* pieces,
                            int32_t max_pieces) {
-  extern __shared__ int64_t scratch[];
+  extern __shared__ int64_t scratch[];  // PlanScratchBytes()
   __shared__ WorkerRecord first;
   RowWindow<Index> rows;
   rows.Load(table, 0);
@@ -145,8 +145,7 @@ void ExpectDevicePlans(const HostPlan& expected, const PartitionConfig& config,
   const auto num_workers = static_cast<size_t>(config.num_workers);
   const DeviceArray<WorkerRecord> records(num_workers);
   const DeviceArray<Piece> pieces(num_workers * expected.max_pieces);
-  const size_t runs = static_cast<size_t>(device_table.batch) / kWarpSize + 1;
-  PlanKernel<Index><<<config.num_workers, kThreads, runs * sizeof(int64_t)>>>(
+  PlanKernel<Index><<<config.num_workers, kThreads, PlanScratchBytes(device_table.batch)>>>(
       config, CutAxes(config), device_table, window_left, records.data(), pieces.data(),
       static_cast<int32_t>(expected.max_pieces));
   Check(cudaGetLastError());
@@ -195,7 +194,7 @@ PartitionConfig GpuConfig(int32_t num_heads, int32_t max_heads) {
 
 class DevicePlanTest : public ::testing::TestWithParam<int> {};
 
-// Each warp plans alone up to 32 requests; the CTA plans together beyond.
+// Each warp plans alone up to 64 requests; the CTA plans together beyond.
 TEST_P(DevicePlanTest, RandomTablesOfOneBatchSize) {
   const auto batch = static_cast<size_t>(GetParam());
   RandomSource random(static_cast<uint32_t>(batch) + 1);

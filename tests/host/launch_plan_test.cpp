@@ -51,7 +51,8 @@ TEST(GpuLaunchPlanTest, OfTheCommonShape) {
   EXPECT_EQ(plan.partition.num_heads, 8);
   EXPECT_EQ(plan.partition.stage_tokens, 16);
   EXPECT_EQ(plan.partition.min_tiles_per_worker, 1);
-  EXPECT_EQ(plan.partition.max_heads_per_worker, std::min(4, plan.kernel.num_warps));
+  EXPECT_EQ(plan.partition.max_heads_per_worker, std::min(8, plan.kernel.num_warps));
+  EXPECT_EQ(plan.partition.max_heads_by_work, 4);
   EXPECT_GE(plan.counter_bytes, 132 * plan.kernel.num_warps * 8);
   EXPECT_EQ(plan.counter_bytes % 256, 0);
   EXPECT_EQ(plan.workspace_bytes - plan.counter_bytes,
@@ -102,7 +103,7 @@ TEST(GpuLaunchPlanTest, TakesTheMostWarpsThatFit) {
         EXPECT_EQ(plan.partition.warps_per_worker, warps);
         EXPECT_EQ(plan.kernel.shared_memory_bytes, bytes);
         EXPECT_EQ(plan.kernel.num_stages, tile.num_stages);
-        EXPECT_EQ(plan.partition.max_heads_per_worker, std::min(4, warps));
+        EXPECT_EQ(plan.partition.max_heads_per_worker, std::min(8, warps));
         if (warps > 1) {
           EXPECT_EQ(Gpu(Shape(4, 8, head_dim, rope), {132, bytes - 1}).kernel.num_warps, warps / 2);
         }
@@ -124,7 +125,7 @@ TEST(GpuLaunchPlanTest, HeadsAWorkerDivideTheHeads) {
     const int32_t heads = plan.partition.max_heads_per_worker;
     EXPECT_EQ(kv_heads % heads, 0);
     EXPECT_LE(heads, plan.kernel.num_warps);
-    EXPECT_TRUE(kv_heads % (2 * heads) != 0 || 2 * heads > 4) << kv_heads;
+    EXPECT_TRUE(kv_heads % (2 * heads) != 0 || 2 * heads > 8) << kv_heads;
   }
 }
 

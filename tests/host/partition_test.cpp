@@ -220,9 +220,9 @@ TEST(HeadsPerWorkerTest, DoublesEachTimeTheWorkDoubles) {
                                                              {1024 * first, 8},
                                                              {int64_t{1} << 50, 8}};
   for (const auto& [tiles, heads] : expected) {
-    EXPECT_EQ(cuts.HeadsPerWorker(config, tiles), heads) << tiles;
+    EXPECT_EQ(cuts.HeadsPerWorker(config, tiles, 8 * tiles), heads) << tiles;
     if (tiles > kInt32Max) continue;
-    EXPECT_EQ(cuts.HeadsPerWorker(config, static_cast<int32_t>(tiles)), heads) << tiles;
+    EXPECT_EQ(cuts.HeadsPerWorker(config, static_cast<int32_t>(tiles), int32_t{0}), heads) << tiles;
   }
 }
 
@@ -230,8 +230,29 @@ TEST(HeadsPerWorkerTest, StaysWithinTheMaximum) {
   PartitionConfig config = GpuConfig();
   for (const int32_t most : {1, 2, 4}) {
     config.max_heads_per_worker = most;
-    EXPECT_EQ(CutAxes(config).HeadsPerWorker(config, int64_t{1} << 50), most);
+    EXPECT_EQ(CutAxes(config).HeadsPerWorker(config, int64_t{1} << 50, int64_t{1} << 50), most);
   }
+}
+
+// 132 workers, 8 heads, tiles of 128 tokens for one head down to 16 for eight.
+TEST(HeadsPerWorkerTest, ShortRequestsFillTiles) {
+  PartitionConfig config = GpuConfig();
+  config.max_heads_by_work = 4;
+  config.min_fill_eighths = 6;
+  const auto heads_for = [&](size_t batch, int64_t tokens) {
+    return Checked(config, std::vector<int64_t>(batch, tokens)).plan().partition.heads_per_worker;
+  };
+  EXPECT_EQ(heads_for(16, 16), 1);  // one tile a worker as it is
+  EXPECT_EQ(heads_for(17, 16), 2);
+  EXPECT_EQ(heads_for(64, 16), 4);
+  EXPECT_EQ(heads_for(67, 16), 8);
+  EXPECT_EQ(heads_for(4096, 16), 8);
+  EXPECT_EQ(heads_for(100, 17), 4);
+  EXPECT_EQ(heads_for(100, 33), 2);  // three of four warps
+  EXPECT_EQ(heads_for(100, 64), 2);
+  EXPECT_EQ(heads_for(100, 96), 1);  // six of eight
+  EXPECT_EQ(heads_for(100, 80), 2);
+  EXPECT_EQ(heads_for(4096, 2000), 4);
 }
 
 TEST(HeadsPerWorkerTest, ThresholdsOfAnySizeDoNotOverflow) {
@@ -239,8 +260,8 @@ TEST(HeadsPerWorkerTest, ThresholdsOfAnySizeDoNotOverflow) {
   config.double_heads_from = kInt32Max;
   config.num_workers = kInt32Max;
   config.stage_tokens = 1;
-  EXPECT_EQ(CutAxes(config).HeadsPerWorker(config, (1 << 27) - 1), 1);
-  EXPECT_EQ(CutAxes(config).HeadsPerWorker(config, kInt32Max), 8);
+  EXPECT_EQ(CutAxes(config).HeadsPerWorker(config, (1 << 27) - 1, 1), 1);
+  EXPECT_EQ(CutAxes(config).HeadsPerWorker(config, kInt32Max, 1), 8);
 }
 
 TEST(CutAxesTest, OneAxisAHeadGroupOnlyWhereNineTenthsOfTheWorkersStayBusy) {

@@ -29,15 +29,25 @@ struct Unit {
 std::vector<std::vector<Unit>> NaiveUnits(const PartitionConfig& config,
                                           const std::vector<int64_t>& live_lengths) {
   const int64_t one_head_tile = int64_t{config.stage_tokens} * config.warps_per_worker;
-  int64_t one_head_tiles = 0;
-  for (const int64_t length : live_lengths) {
-    one_head_tiles += (length + one_head_tile - 1) / one_head_tile;
-  }
+  const auto count_tiles = [&](int64_t heads) {
+    const int64_t tile = one_head_tile / heads;
+    int64_t tiles = 0;
+    for (const int64_t length : live_lengths) tiles += (length + tile - 1) / tile;
+    return tiles;
+  };
+  const int64_t one_head_tiles = count_tiles(1);
   const int64_t first_doubling = static_cast<int64_t>(
       std::ceil(static_cast<double>(config.double_heads_from) * config.num_workers /
                 static_cast<double>(one_head_tile * config.num_heads)));
+  const int32_t most = config.max_heads_per_worker;
   int32_t heads = 1;
-  while (heads < config.max_heads_per_worker && one_head_tiles >= first_doubling * heads) {
+  while (heads < std::min(most, config.max_heads_by_work) &&
+         one_head_tiles >= first_doubling * heads) {
+    heads *= 2;
+  }
+  // Of the places for tokens in one-head tiles, the part that `heads` times as many small tiles would fill.
+  while (heads < most && one_head_tiles * config.num_heads / heads > config.num_workers &&
+         8 * heads * count_tiles(most) < config.min_fill_eighths * one_head_tiles * most) {
     heads *= 2;
   }
   const int64_t tile_tokens = int64_t{config.stage_tokens} * config.warps_per_worker / heads;

@@ -107,6 +107,8 @@ class RandomSource {
     }
     config.min_tiles_per_worker = Of<int32_t>({1, 1, 1, 2, 7});
     config.double_heads_from = Of<int32_t>({1, 10, 100, 1000, 4000});
+    config.max_heads_by_work = Of<int32_t>({1, 2, 4, 8});
+    config.min_fill_eighths = Of<int32_t>({0, 0, 4, 6, 8});
     return config;
   }
 
