@@ -41,7 +41,8 @@ struct PageTableView {
   template <class Index = int64_t>
   PGQA_HOST_DEVICE Index KvLength(int32_t row_begin, int32_t row_end, int32_t last_len) const {
     const int32_t begin = row_begin < 0 ? 0 : row_begin;
-    const int32_t end = row_end > num_indices ? static_cast<int32_t>(num_indices) : row_end;
+    const int32_t limit = num_indices < INT32_MAX ? static_cast<int32_t>(num_indices) : INT32_MAX;
+    const int32_t end = row_end < limit ? row_end : limit;
     const int32_t last = last_len < page_size ? last_len : page_size;
     // Without branches, so that the device loads all three values at once.
     const Index full_pages = end > begin ? end - 1 - begin : 0;
