@@ -15,12 +15,17 @@ constexpr int32_t kSplitRows = 8;     // rows of a tile that RowMode::kSplit fil
 
 // Row pitches are padded so that the 16-byte shared-memory reads of a warp never conflict: K rows are read
 // by eight row lanes of four neighbouring columns, V rows by four row pairs of eight columns.
+// Where a warp leaves its rows for the merge of its team: in the stage that it has just read, which is only then free
+// for copies; in the place of the turned q, or in a place of its own, and the copies go on meanwhile.
+enum class MergeArea { kStage, kTurnedQuery, kOwn };
+
 struct TileConfig {
   int32_t padded_head_dim;
   int32_t max_warps;
   int32_t num_stages;    // of each warp's ring
   int32_t frame_stages;  // RoPE: stages of a warp that share a rotation of q; 0: no RoPE
   bool keeps_turned_q;   // RoPE: the turned q stays in shared memory between them
+  MergeArea merge_area;
 
   PGQA_HOST_DEVICE constexpr int32_t RowBytes() const { return padded_head_dim * 2; }
   PGQA_HOST_DEVICE constexpr int32_t KeyPitch() const { return RowBytes() + 64; }
@@ -48,6 +53,15 @@ struct TileConfig {
   PGQA_HOST_DEVICE constexpr int32_t FrameBytes() const {
     return frame_stages == 0 ? 0 : RotationBytes() + (keeps_turned_q ? 8 * padded_head_dim * 4 : 0);
   }
+  PGQA_HOST_DEVICE constexpr int32_t MergeAreaBytes() const {
+    return kMergeRows * PartialFloats() * 4;
+  }
+  // From the merge area of a warp to that of the next.
+  PGQA_HOST_DEVICE constexpr int32_t MergeAreaPitch() const {
+    return merge_area == MergeArea::kStage         ? RingBytes()
+           : merge_area == MergeArea::kTurnedQuery ? FrameBytes()
+                                                   : MergeAreaBytes();
+  }
   // RoPE, a CTA: the rotation of each row of the stages of a frame. The pitch keeps the reads of two row lanes
   // apart.
   PGQA_HOST_DEVICE constexpr int32_t RowRotationPitch() const { return RotationBytes() + 64; }
@@ -56,22 +70,25 @@ struct TileConfig {
   }
 
   PGQA_HOST_DEVICE constexpr int32_t SharedBytes(int32_t num_warps) const {
-    return num_warps * (RingBytes() + ScratchBytes() + FrameBytes()) +
+    const int32_t area_bytes = merge_area == MergeArea::kOwn ? MergeAreaBytes() : 0;
+    return num_warps * (RingBytes() + ScratchBytes() + FrameBytes() + area_bytes) +
            frame_stages * StageRotationBytes();
   }
 };
 
-// `wide` is RowMode::kWide. Head dim 64 and 256: as many stages as 227 KB hold, 160 to 192 KB of K and V in flight
-// an SM, less where RoPE needs tables; at 256 fewer warps, whose accumulators take the registers of two. Head dim
-// 128: two stages, 128 KB; three were 1 to 2 % slower on large batches (H200, 64x8k: 504 against 499 us).
+// `wide` is RowMode::kWide. Some 140 to 210 KB of K and V are in flight an SM; what is left of 227 KB holds merge areas,
+// where it can, and RoPE's tables. Head dim 128: two stages; three were 1 to 2 % slower on large batches (H200, 64x8k:
+// 504 against 499 us). Head dim 256: four warps, whose accumulators take the registers of two.
 // A warp computes one 16-row tile: two of them, for groups above 16, spilled registers and were twice as slow (32x4k
 // at group 32: 300 against 151 us), although the blocks of a group then read K and V again through the L2.
 PGQA_HOST_DEVICE constexpr TileConfig TileConfigFor(int32_t head_dim, bool rope,
                                                     bool wide = false) {
   const bool keep = rope && !wide;
-  if (head_dim <= 64) return {64, 8, keep ? 4 : 5, keep ? 4 : rope ? 1 : 0, keep};
-  if (head_dim <= 128) return {128, 8, 2, keep ? 4 : rope ? 1 : 0, keep};
-  return {256, 4, rope ? 2 : 3, keep ? 2 : rope ? 1 : 0, keep};
+  const MergeArea area = keep ? MergeArea::kTurnedQuery : MergeArea::kOwn;
+  if (head_dim <= 64) return {64, 8, 4, keep ? 4 : rope ? 1 : 0, keep, area};
+  if (head_dim <= 128) return {128, 8, 2, keep ? 4 : rope ? 1 : 0, keep, area};
+  if (rope) return {256, 4, 2, keep ? 2 : 1, keep, area};
+  return {256, 4, 3, 0, false, MergeArea::kStage};
 }
 
 }  // namespace pgqa

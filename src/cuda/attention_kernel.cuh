@@ -15,7 +15,7 @@
 
 namespace pgqa {
 
-// Dynamic shared memory: [rings][scratch][frames][row rotations], the first three a warp each.
+// Dynamic shared memory: [rings][scratch][frames][merge areas][row rotations], all but the last a warp each.
 template <class Traits>
 struct SharedLayout {
   static constexpr TileConfig kTile = Traits::kTile;
@@ -33,7 +33,22 @@ struct SharedLayout {
     return reinterpret_cast<char*>(Scratch(0)) + num_warps * kTile.ScratchBytes() +
            warp * kTile.FrameBytes();
   }
-  __device__ __forceinline__ char* RowRotations() const { return Frame(num_warps); }
+  // `read_stage` is the stage that the warp has just read.
+  __device__ __forceinline__ char* MergeAreaOf(int32_t warp, const char* read_stage,
+                                               int32_t reader) const {
+    if constexpr (kTile.merge_area == MergeArea::kStage) {
+      return Ring(warp) + (read_stage - Ring(reader));
+    } else if constexpr (kTile.merge_area == MergeArea::kTurnedQuery) {
+      static_assert(kTile.MergeAreaBytes() <= kTile.FrameBytes());
+      return Frame(warp);
+    } else {
+      return Frame(num_warps) + warp * kTile.MergeAreaBytes();
+    }
+  }
+  __device__ __forceinline__ char* RowRotations() const {
+    constexpr bool kOwn = kTile.merge_area == MergeArea::kOwn;
+    return Frame(num_warps) + (kOwn ? num_warps * kTile.MergeAreaBytes() : 0);
+  }
 };
 
 __device__ __forceinline__ WarpRole RoleOf(int32_t warp, int32_t num_warps,
@@ -119,7 +134,7 @@ class PieceComputer {
     if (tokens_left_ > 0) queries_.Turn(params_, tokens_left_ - 1, frame);
   }
 
-  // Adds one stage; on the last of the piece, merges and writes.
+  // Adds one stage.
   __device__ __forceinline__ void Process(const char* stage, const Frame<Traits>& frame) {
     if (tokens_left_ > 0) {
       const int32_t num_rows = static_cast<int32_t>(min(tokens_left_, Index{kStageTokens}));
@@ -128,16 +143,18 @@ class PieceComputer {
       accumulator_.Add(params_, scores, stage + Traits::kTile.KeyBytes(), num_rows);
     }
     tokens_left_ -= plan_.partition.tile_tokens;
-    if (--tiles_left_ == 0) {
-      FindSlots();
-      __syncwarp();
-      // The stage has been read: each warp of the team merges through it, at the same place of its ring.
-      const int32_t first_warp = role_.team * role_.team_size;
-      const int64_t place = stage - layout_.Ring(first_warp + role_.rank);
-      FinishPiece<Traits>(params_, role_, Target(), accumulator_,
-                          reinterpret_cast<float*>(layout_.Ring(first_warp) + place));
-      accumulator_.Reset();
-    }
+    --tiles_left_;
+  }
+
+  // After the last stage of a piece, merges and writes. `stage` is the one that was added last. There is a piece.
+  __device__ __forceinline__ void FinishIfDue(const char* stage) {
+    FindSlots();
+    if (tiles_left_ != 0) return;
+    __syncwarp();  // the merge area is free, and the slots are known
+    const int32_t first_warp = role_.team * role_.team_size;
+    FinishPiece<Traits>(params_, role_, Target(), accumulator_,
+                        reinterpret_cast<float*>(layout_.MergeAreaOf(first_warp, stage, Warp())));
+    accumulator_.Reset();
   }
 
  private:
@@ -202,7 +219,8 @@ class PieceComputer {
 };
 
 // Streams the worker's share: in step t a stage is computed, the copies of the stage num_stages later are issued and
-// the page ids of the one 2 * num_stages later fetched. One loop, so that the code of each phase exists once: in a
+// the page ids of the one 2 * num_stages later fetched; where a piece ends, its merge comes last, so that the copies are
+// under way. One loop, so that the code of each phase exists once: in a
 // short call cold instructions cost more than anything else. What needs no keys is done while the first are on their
 // way.
 template <class Traits>
@@ -213,6 +231,7 @@ __device__ __forceinline__ void StreamShare(const AttentionParams& params,
                                             PieceComputer<Traits>& computer, Frame<Traits>& frame) {
   constexpr int32_t kFirstIssued = Traits::kTile.num_stages;
   constexpr int32_t kFirstComputed = 2 * kFirstIssued;
+  constexpr bool kMergesApart = Traits::kTile.merge_area != MergeArea::kStage;
   const auto num_tiles = plan.share.end - plan.share.begin;
 #pragma unroll 1
   for (typename Traits::Index step = 0; step < num_tiles + kFirstComputed; ++step) {
@@ -221,11 +240,12 @@ __device__ __forceinline__ void StreamShare(const AttentionParams& params,
       if (step >= kFirstComputed) computer.TurnQueries(frame);
       loader.Wait();
       if (step >= kFirstComputed) computer.Process(loader.Stage(), frame);
+      if (!kMergesApart && step >= kFirstComputed) computer.FinishIfDue(loader.Stage());
       loader.Issue();
     }
     loader.Fetch();
+    if (kMergesApart && step >= kFirstComputed - 1 && num_tiles > 0) computer.FinishIfDue(nullptr);
     if (step == kFirstComputed - 1) {
-      computer.FindSlots();
       if (!PGQA_LIKELY(!plan.has_empty_requests)) WriteEmptyRequests(params);
       frame.Prepare(plan.partition.tile_tokens, num_tiles, layout.Frame(threadIdx.x / kWarpSize),
                     layout.RowRotations());

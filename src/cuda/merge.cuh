@@ -41,7 +41,7 @@ __device__ __forceinline__ float LaneSum(float value) {
 // One row of a merged output: lane l holds columns [l * kColumns, + kColumns).
 template <class Traits>
 struct OutputRow {
-  static_assert(kMergeRows * Traits::kTile.PartialFloats() * 4 <= Traits::kTile.StageBytes());
+  static_assert(Traits::kTile.MergeAreaBytes() <= Traits::kTile.StageBytes());
   static constexpr int kColumns = Traits::kHeadDim / kWarpSize;
   static constexpr int kRowFloats = Traits::kTile.PartialFloats();
 
@@ -178,7 +178,7 @@ __device__ __forceinline__ void StageRows(const Accumulator<Traits>& acc, float*
 }
 
 // Merges one round of staged rows over the warps of the team; writes outputs or this worker's partials.
-// `areas` is the merge area of the team's first warp; the others' follow a ring apart, in rank order.
+// `areas` is the merge area of the team's first warp; the others' follow in rank order, MergeAreaPitch() apart.
 template <class Traits>
 __device__ __forceinline__ void MergeTeamRows(const AttentionParams& params, const WarpRole& role,
                                               const TeamTarget& target, int32_t first_row,
@@ -189,7 +189,7 @@ __device__ __forceinline__ void MergeTeamRows(const AttentionParams& params, con
   for (int32_t r = role.rank; r < end; r += role.team_size) {
     Row merged;
     merged.template Merge<Traits::kTile.max_warps>(areas + r * Row::kRowFloats,
-                                                   Traits::kTile.RingBytes(), role.team_size);
+                                                   Traits::kTile.MergeAreaPitch(), role.team_size);
     if (target.is_whole) {
       merged.StoreOutput(params, target.request, target.first_head + first_row + r);
     } else {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void FinishRowSets(const AttentionParams& params, con
                                               const Accumulator<Traits>& acc, float* areas) {
   if constexpr (kSet < Traits::kRowSets) {
     if (kSet * kMergeRows >= target.num_rows) return;
-    StageRows<Traits, kSet>(acc, areas + role.rank * (Traits::kTile.RingBytes() / 4));
+    StageRows<Traits, kSet>(acc, areas + role.rank * (Traits::kTile.MergeAreaPitch() / 4));
     TeamBarrier(role);
     MergeTeamRows<Traits>(params, role, target, kSet * kMergeRows, areas);
     TeamBarrier(role);
