@@ -14,6 +14,9 @@ BLOCKS = re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", PAGE
 
 @pytest.mark.parametrize(("title", "code"), BLOCKS, ids=[title for title, _ in BLOCKS])
 def test_example_runs(title: str, code: str) -> None:
+    if "transformers" in code:
+        pytest.importorskip("transformers")
+        pytest.importorskip("psutil")
     exec(compile(code, f"{PAGE.name}: {title}", "exec"), {})
 
 
