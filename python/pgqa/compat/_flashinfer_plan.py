@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn, Union
+from typing import Any, NoReturn, Union
 
 import torch
 
@@ -110,8 +110,9 @@ class Plan:
     options: Options
 
 
-def check_table(names: tuple[str, str, str], table: tuple[object, object, object]) -> None:
-    """That these are int32, rank 1 and of matching sizes. Reads no values."""
+def checked_table(names: tuple[str, str, str], indptr: Any, indices: Any, last_page_len: Any) -> Table:
+    """The three as a table: int32, rank 1 and of matching sizes, else TypeError or ValueError. Reads no values."""
+    table = indptr, indices, last_page_len
     for name, tensor in zip(names, table):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
@@ -119,9 +120,9 @@ def check_table(names: tuple[str, str, str], table: tuple[object, object, object
             refuse(name, tensor.dtype, "torch.int32")
         if tensor.dim() != 1:
             refuse(name, f"shape {list(tensor.shape)}", "rank 1")
-    indptr, _, last_page_len = table
     if len(indptr) != len(last_page_len) + 1:
         refuse(names[0], f"{len(indptr)} elements", f"{len(last_page_len) + 1} (batch + 1)")
+    return table
 
 
 def check_not_capturing(device: torch.device, table: Table) -> None:
@@ -132,19 +133,24 @@ def check_not_capturing(device: torch.device, table: Table) -> None:
                 refuse(name, f"a tensor on {tensor.device}", f"one on {device} while a graph is captured")
 
 
+def table_on(device: torch.device, table: Table, non_blocking: bool) -> Table:
+    """Copies, on the current stream, of what is elsewhere or strided."""
+    indptr, indices, last_page_len = (t.to(device, non_blocking=non_blocking).contiguous() for t in table)
+    return indptr, indices, last_page_len
+
+
 class TableBuffers:
     """A caller's tensors that hold the page table of captured calls; their addresses stay."""
 
     NAMES = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
 
-    def __init__(self, device: torch.device, table: tuple[torch.Tensor | None, ...]) -> None:
-        check_table(self.NAMES, table)
-        for name, tensor in zip(self.NAMES, table):
+    def __init__(self, device: torch.device, indptr: Any, indices: Any, last_page_len: Any) -> None:
+        self.table = checked_table(self.NAMES, indptr, indices, last_page_len)
+        for name, tensor in zip(self.NAMES, self.table):
             if not tensor.is_contiguous():
                 refuse(name, f"stride {tensor.stride(0)}", "a contiguous tensor")
             if tensor.device != device:
                 refuse(name, f"a tensor on {tensor.device}", f"one on {device}, as float_workspace_buffer")
-        self.table: Table = table
 
     def store(self, table: Table, non_blocking: bool) -> Table:
         """Copies a page table of the same batch, on the current stream."""

@@ -25,13 +25,14 @@ from pgqa.compat._flashinfer_plan import (
     Plan,
     TableBuffers,
     check_not_capturing,
-    check_table,
+    checked_table,
     factor,
     one_of,
     options_of,
     planned_dtype,
     refuse,
     refuse_others,
+    table_on,
 )
 
 __all__ = ["BatchDecodeWithPagedKVCacheWrapper"]
@@ -75,8 +76,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
         self._plan: Plan | None = None
         self._buffers: TableBuffers | None = None
         if use_cuda_graph:
-            buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
-            self._buffers = TableBuffers(self.device, buffers)
+            self._buffers = TableBuffers(
+                self.device, paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
+            )
 
     @property
     def use_tensor_cores(self) -> bool:
@@ -138,13 +140,12 @@ class BatchDecodeWithPagedKVCacheWrapper:
             head_dim=head_dim, page_size=page_size, **vars(options),
         ):  # fmt: skip
             raise ValueError(reason)
-        table = (indptr, indices, last_page_len)
-        check_table(("indptr", "indices", "last_page_len"), table)
+        table = checked_table(("indptr", "indices", "last_page_len"), indptr, indices, last_page_len)
         check_not_capturing(self.device, table)
         if self._buffers is not None:
             table = self._buffers.store(table, non_blocking)
         else:
-            table = tuple(t.to(self.device, non_blocking=non_blocking).contiguous() for t in table)
+            table = table_on(self.device, table, non_blocking)
         q_shape, page_shape = (len(last_page_len), num_qo_heads, head_dim), (page_size, num_kv_heads, head_dim)
         self._plan = Plan(q_shape, page_shape, dtype, table, options)
 

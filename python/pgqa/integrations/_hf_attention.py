@@ -39,7 +39,7 @@ class Counters:
 class LayerCall:
     """One layer's arguments. q, k, v [1, heads, tokens, head_dim], of the new tokens."""
 
-    module: torch.nn.Module
+    module: Any  # an attention layer
     cache: Any
     view: HfCacheView
     step: Step
@@ -73,7 +73,8 @@ def decode_rows(call: LayerCall, part: Part) -> torch.Tensor:
     else:
         view.write(layer, step.writes(part, group), *new)
         csr = step.table(group, view.layer_type(layer), window)
-    return pgqa.decode(call.rows(call.q, part), *pages, *csr, call.scaling, logits_soft_cap=call.softcap)
+    out: Any = pgqa.decode(call.rows(call.q, part), *pages, *csr, call.scaling, logits_soft_cap=call.softcap)
+    return out
 
 
 def prefill_rows(call: LayerCall, index: int, function: Callable[..., Any]) -> torch.Tensor:

@@ -61,9 +61,9 @@ def packs_of(requests: list[int], num_tokens: list[int], num_keys: list[int]) ->
 class Step:
     """The arguments that all layers of a forward pass share, and what follows from them, each computed once.
 
-    Steps in which every row decodes are known by max_seqlen_q and read nothing on the host. Others read the offsets
-    of their requests once, which waits for the device. While a graph is captured that is impossible: then the
-    engine's function gets every row.
+    Steps in which every row decodes are known by max_seqlen_q and read nothing on the host. Others, and those that
+    the engine fills up, read the offsets of their requests once, which waits for the device. While a graph is
+    captured that is impossible: then the engine's function gets every row.
     """
 
     def __init__(self, block_size: int, arguments: Mapping[str, Any], num_tokens: int, in_graph: bool) -> None:

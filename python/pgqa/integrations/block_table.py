@@ -8,6 +8,8 @@ captured into CUDA graphs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import pgqa
@@ -112,7 +114,7 @@ def flash_attn_with_kvcache(
     if k is not None and v is not None:
         table.append(k_cache, k[:, 0])
         table.append(v_cache, v[:, 0])
-    out = pgqa.decode(
+    out: Any = pgqa.decode(
         q[:, 0], k_cache, v_cache, *table.csr, softmax_scale, window_left=window_size[0], logits_soft_cap=softcap
     )
     return out[:, None]
