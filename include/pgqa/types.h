@@ -41,4 +41,11 @@ struct CacheStrides {
   int64_t head = 0;
 };
 
+// Element strides of the rows of a step, [batch, heads, head_dim]: q, the output, new keys and values; the last
+// dimension is contiguous.
+struct RowStrides {
+  int64_t batch = 0;
+  int64_t head = 0;
+};
+
 }  // namespace pgqa
