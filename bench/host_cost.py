@@ -1,4 +1,4 @@
-"""Host cost of each way into a call, in a hot loop, output allocation included."""
+"""Host cost of each way into a call, in a hot loop, output allocation included where not said otherwise."""
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from gpu_case import CapturedCall, make_tensors
 from harness.spec import Case
-from implementation import module_call, package_call, solver_call
+from implementation import module_call, op_call, op_out_call, package_call, solver_call
 from report import Json, first_line
 
 _CALLS = 200  # fewer than the launch queue holds
@@ -38,6 +38,8 @@ def run(module: ModuleType, case: Case, log: Json) -> None:
         ("pgqa.decode", lambda: package_call(tensors)),
         ("_pgqa.decode", lambda: module_call(module, tensors)),
         ("solver entry", lambda: solver_call(tensors)),
+        ("torch.ops.pgqa.decode", lambda: op_call(tensors)),
+        ("torch.ops.pgqa.decode_out, no allocation", lambda: op_out_call(tensors)),
         ("graph replay", lambda: CapturedCall(module_call(module, tensors)).replay),
         ("torch.empty_like alone", lambda: lambda: torch.empty_like(tensors.q)),
         ("empty call", lambda: lambda: None),

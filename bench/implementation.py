@@ -42,6 +42,21 @@ def package_call(tensors: CaseTensors) -> Callable[[], torch.Tensor]:
     )  # fmt: skip
 
 
+def op_call(tensors: CaseTensors) -> Callable[[], torch.Tensor]:
+    """A call of torch.ops.pgqa.decode on a case; needs load_module() before."""
+    importlib.import_module("pgqa")
+    decode, arguments = torch.ops.pgqa.decode.default, tensors.arguments()
+    return lambda: decode(*arguments)
+
+
+def op_out_call(tensors: CaseTensors) -> Callable[[], None]:
+    """A call of torch.ops.pgqa.decode_out on a case; needs load_module() before."""
+    importlib.import_module("pgqa")
+    decode_out, inputs = torch.ops.pgqa.decode_out.default, tensors.arguments()
+    arguments = (*inputs[:7], torch.empty_like(tensors.q), None, *inputs[7:])
+    return lambda: decode_out(*arguments)
+
+
 def solver_call(tensors: CaseTensors) -> Callable[[], torch.Tensor]:
     """A call of the evaluation's entry point on a case; needs load_module() before."""
     spec = importlib.util.spec_from_file_location("solver", ROOT / "methods" / "main" / "solver.py")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch  # Loads the libraries that the module links by name.
 
-from pgqa import _pgqa
+from pgqa import _pgqa, ops  # ops: defines torch.ops.pgqa
 from pgqa._pgqa import (
     Schedule,
     build_info,
@@ -27,6 +27,7 @@ __all__ = [
     "Schedule",
     "build_info",
     "decode",
+    "ops",
     "schedule",
     "supports",
     "supports_shape",

@@ -143,3 +143,5 @@ def validate_page_table(
     """
 
 def workspace_usage() -> WorkspaceUsage: ...
+def register_ops() -> None:
+    """Defines the operators of pgqa.ops, once a process."""

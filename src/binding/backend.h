@@ -12,14 +12,18 @@
 
 namespace pgqa::binding {
 
-// Writes `out`, and `lse` where it is defined. Released GIL; returns when done.
+// Checks a call and runs it: InvalidArgument with the first fault, before anything is launched. `out` is
+// call.out or a fresh tensor; `lse` is call.lse, or fresh where the call returns it, or undefined.
+absl::Status RunCall(const DecodeCall& call, at::Tensor* out, at::Tensor* lse);
+
+// Writes `out`, and `lse` where it is defined. Without the GIL, whoever calls; returns when done.
 absl::Status RunOnCpu(const DecodeCall& call, const AttentionShape& shape,
                       const AttentionOptions& options, const at::Tensor& out,
                       const at::Tensor& lse);
 
 #if PGQA_WITH_CUDA
 // Enqueues the call on the current stream of q's device. `out` and `lse` are allocated where undefined; lse
-// only if the call wants it. Does not synchronise.
+// only if the call returns it. Does not synchronise.
 absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
                       const AttentionOptions& options, at::Tensor* out, at::Tensor* lse);
 

@@ -2,75 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "binding/checks.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <cmath>
 #include <limits>
 
 #include "binding/args.h"
+#include "binding/tensor_checks.h"
 #include "pgqa/validate.h"
 
 namespace pgqa::binding {
 namespace {
-
-using Faults = std::vector<std::string>;
-constexpr int64_t kGpuRowBytes = 16;
-
-std::string DeviceText(const at::Tensor& tensor) { return "a tensor on " + tensor.device().str(); }
-
-std::string DTypeText(const at::Tensor& tensor) {
-  return std::string("dtype ") + c10::toString(tensor.scalar_type());
-}
-
-// That the memory holds the values: torch negates some views only when they are read.
-void CheckResolved(const char* name, const at::Tensor& tensor, Faults* faults) {
-  if (!tensor.is_neg()) return;
-  faults->push_back(FaultText(name, "a view to be negated when read", "one after resolve_neg()"));
-}
-
-// Rank, grad, device and the layout of rows. False when later checks would have nothing to stand on.
-bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& q,
-                Faults* faults) {
-  if (tensor.layout() != at::kStrided) {
-    faults->push_back(FaultText(name, "a sparse tensor", "a dense one"));
-    return false;
-  }
-  if (tensor.dim() != rank) {
-    faults->push_back(FaultText(name, ShapeText(tensor), "rank " + std::to_string(rank)));
-    return false;
-  }
-  CheckResolved(name, tensor, faults);
-  if (tensor.device() != q.device()) {
-    faults->push_back(
-        FaultText(name, DeviceText(tensor), "one on " + q.device().str() + " like q"));
-  }
-  if (tensor.requires_grad() && at::GradMode::is_enabled()) {
-    faults->push_back(FaultText(name, "a tensor that requires grad",
-                                "none while grad mode is on: decode has no backward"));
-  }
-  return true;
-}
-
-void CheckRows(const char* name, const at::Tensor& tensor, Faults* faults) {
-  const int64_t last = tensor.dim() - 1;
-  if (tensor.size(last) > 1 && tensor.stride(last) != 1) {
-    faults->push_back(
-        FaultText(name, "last-dimension stride " + std::to_string(tensor.stride(last)), "1"));
-  }
-  if (!tensor.is_cuda()) return;
-  if (tensor.numel() > 0 && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % kGpuRowBytes != 0) {
-    faults->push_back(FaultText(name, "rows that are not 16-byte aligned", "16-byte aligned rows"));
-  }
-  const int64_t unit = kGpuRowBytes / static_cast<int64_t>(tensor.element_size());
-  for (int64_t dim = 0; dim < last; ++dim) {
-    if (StrideOf(tensor, dim) % unit != 0) {
-      faults->push_back(FaultText(
-          name,
-          "stride " + std::to_string(tensor.stride(dim)) + " in dimension " + std::to_string(dim),
-          "a multiple of " + std::to_string(unit) + " elements (16-byte aligned rows)"));
-    }
-  }
-}
 
 bool ReadDType(const at::Tensor& q, DType* dtype) {
   switch (q.scalar_type()) {
@@ -112,13 +52,6 @@ void CheckCaches(const DecodeCall& call, Faults* faults) {
   }
 }
 
-void CheckSize(const char* name, const at::Tensor& tensor, int64_t expected, const char* meaning,
-               Faults* faults) {
-  if (tensor.dim() != 1 || tensor.numel() == expected) return;
-  faults->push_back(FaultText(name, std::to_string(tensor.numel()) + " elements",
-                              std::to_string(expected) + " (" + meaning + ")"));
-}
-
 void CheckTable(const DecodeCall& call, Faults* faults) {
   const struct {
     const char* name;
@@ -136,20 +69,6 @@ void CheckTable(const DecodeCall& call, Faults* faults) {
   if (call.q.dim() != 3) return;
   CheckSize("page_indptr", call.page_indptr, call.q.size(0) + 1, "batch + 1", faults);
   CheckSize("last_page_len", call.last_page_len, call.q.size(0), "batch", faults);
-}
-
-bool Overlap(const at::Tensor& a, const at::Tensor& b) {
-  if (b.layout() != at::kStrided || a.numel() == 0 || b.numel() == 0 || !a.is_alias_of(b))
-    return false;
-  const auto range = [](const at::Tensor& t) {
-    const char* begin = static_cast<const char*>(t.data_ptr());
-    int64_t last = 0;
-    for (int64_t dim = 0; dim < t.dim(); ++dim) last += (t.size(dim) - 1) * t.stride(dim);
-    return std::pair(begin, begin + (last + 1) * static_cast<int64_t>(t.element_size()));
-  };
-  const auto [a_begin, a_end] = range(a);
-  const auto [b_begin, b_end] = range(b);
-  return a_begin < b_end && b_begin < a_end;
 }
 
 // That what the call writes shares no memory with what it reads.
@@ -182,6 +101,30 @@ void CheckOut(const DecodeCall& call, Faults* faults) {
   CheckOwnMemory("out", out, call, faults);
 }
 
+// That `written` shares no memory with `out` either.
+void CheckApartFromOut(const char* name, const at::Tensor& written, const DecodeCall& call,
+                       Faults* faults) {
+  if (!call.out.has_value() || call.out->layout() != at::kStrided || !Overlap(written, *call.out))
+    return;
+  faults->push_back(FaultText(name, "memory that overlaps out", "memory of its own"));
+}
+
+void CheckLse(const DecodeCall& call, Faults* faults) {
+  if (!call.lse.has_value()) return;
+  const at::Tensor& lse = *call.lse;
+  if (!CheckDense("lse", lse, 2, call.q, faults)) return;
+  if (lse.scalar_type() != at::kFloat)
+    faults->push_back(FaultText("lse", DTypeText(lse), "dtype Float (float32)"));
+  if (call.q.dim() == 3 && lse.sizes() != call.q.sizes().slice(0, 2)) {
+    faults->push_back(
+        FaultText("lse", ShapeText(lse), "[batch, query_heads] of q, " + ShapeText(call.q)));
+  }
+  if (!lse.is_contiguous())
+    faults->push_back(FaultText("lse", "a strided tensor", "a contiguous one"));
+  CheckOwnMemory("lse", lse, call, faults);
+  CheckApartFromOut("lse", lse, call, faults);
+}
+
 void CheckWorkspace(const DecodeCall& call, Faults* faults) {
   if (!call.workspace.has_value()) return;
   const at::Tensor& workspace = *call.workspace;
@@ -199,9 +142,7 @@ void CheckWorkspace(const DecodeCall& call, Faults* faults) {
         FaultText("workspace", "an address that is not 16-byte aligned", "a 16-byte aligned one"));
   }
   CheckOwnMemory("workspace", workspace, call, faults);
-  if (call.out.has_value() && call.out->layout() == at::kStrided && Overlap(workspace, *call.out)) {
-    faults->push_back(FaultText("workspace", "memory that overlaps out", "memory of its own"));
-  }
+  CheckApartFromOut("workspace", workspace, call, faults);
 }
 
 int32_t ReadInt32(const char* name, int64_t value, Faults* faults) {
@@ -242,10 +183,6 @@ void ReadShape(const DecodeCall& call, AttentionShape* shape, Faults* faults) {
 
 }  // namespace
 
-int64_t StrideOf(const at::Tensor& tensor, int64_t dim) {
-  return tensor.size(dim) <= 1 ? 0 : tensor.stride(dim);
-}
-
 CacheStrides CacheStridesOf(const at::Tensor& cache) {
   return {StrideOf(cache, 0), StrideOf(cache, 1), StrideOf(cache, 2)};
 }
@@ -260,21 +197,6 @@ PageTableView TableOf(const DecodeCall& call) {
   table.batch = static_cast<int32_t>(call.q.size(0));
   table.page_size = static_cast<int32_t>(call.k_cache.size(1));
   return table;
-}
-
-void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults) {
-  if (tensor.scalar_type() != at::kInt) {
-    faults->push_back(FaultText(name, DTypeText(tensor), "dtype Int (int32)"));
-  }
-  CheckResolved(name, tensor, faults);
-  if (tensor.layout() != at::kStrided) {
-    faults->push_back(FaultText(name, "a sparse tensor", "a dense one"));
-  } else if (tensor.dim() != 1) {
-    faults->push_back(FaultText(name, ShapeText(tensor), "rank 1"));
-  } else if (!tensor.is_contiguous()) {
-    faults->push_back(
-        FaultText(name, "stride " + std::to_string(tensor.stride(0)), "a contiguous tensor"));
-  }
 }
 
 Faults CheckCall(const DecodeCall& call, AttentionShape* shape, AttentionOptions* options) {
@@ -293,6 +215,7 @@ Faults CheckCall(const DecodeCall& call, AttentionShape* shape, AttentionOptions
   CheckTable(call, &faults);
   ReadOptions(call, options, &faults);
   CheckOut(call, &faults);
+  CheckLse(call, &faults);
   CheckWorkspace(call, &faults);
   return faults;
 }

@@ -29,6 +29,7 @@ struct DecodeCall {
   double rope_scale = 1.0;
   double rope_theta = 10000.0;
   std::optional<at::Tensor> out;
+  std::optional<at::Tensor> lse;  // where to write it; none: a fresh tensor if return_lse
   bool return_lse = false;
   std::optional<at::Tensor> workspace;
 };
@@ -41,9 +42,5 @@ std::vector<std::string> CheckCall(const DecodeCall& call, AttentionShape* shape
 // Views of checked tensors. Strides of dimensions of size 1 are 0.
 PageTableView TableOf(const DecodeCall& call);
 CacheStrides CacheStridesOf(const at::Tensor& cache);
-int64_t StrideOf(const at::Tensor& tensor, int64_t dim);
-
-// Checks one array of a page table: int32, one-dimensional, contiguous.
-void CheckIndexTensor(const char* name, const at::Tensor& tensor, std::vector<std::string>* faults);
 
 }  // namespace pgqa::binding

@@ -12,7 +12,7 @@
 
 #include "binding/args.h"
 #include "binding/backend.h"
-#include "binding/checks.h"
+#include "binding/tensor_checks.h"
 #include "pgqa/schedule.h"
 #include "pgqa/validate.h"
 

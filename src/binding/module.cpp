@@ -10,6 +10,7 @@
 #include "binding/backend.h"
 #include "binding/checks.h"
 #include "binding/inspect.h"
+#include "binding/ops.h"
 
 namespace pgqa::binding {
 namespace {
@@ -37,21 +38,6 @@ DecodeCall ReadCall(Object q, Object k_cache, Object v_cache, Object page_indptr
   return call;
 }
 
-absl::Status Run(const DecodeCall& call, const AttentionShape& shape,
-                 const AttentionOptions& options, at::Tensor* out, at::Tensor* lse) {
-  if (call.q.is_cuda()) {
-#if PGQA_WITH_CUDA
-    return RunOnGpu(call, shape, options, out, lse);
-#else
-    return absl::InvalidArgumentError(
-        FaultText("q", "a CUDA tensor", "a CPU tensor: this pgqa was built without CUDA"));
-#endif
-  }
-  if (!out->defined()) *out = at::empty(call.q.sizes(), call.q.options().requires_grad(false));
-  if (call.return_lse) *lse = at::empty({shape.batch, shape.num_query_heads}, at::kFloat);
-  return RunOnCpu(call, shape, options, *out, *lse);
-}
-
 py::object Decode(Object q, Object k_cache, Object v_cache, Object page_indptr, Object page_indices,
                   Object last_page_len, Object sm_scale, Object window_left, Object logits_soft_cap,
                   Object pos_encoding_mode, Object rope_scale, Object rope_theta, Object out,
@@ -62,13 +48,9 @@ py::object Decode(Object q, Object k_cache, Object v_cache, Object page_indptr, 
   call.out = ToOptionalTensor("out", out);
   call.return_lse = ToBool("return_lse", return_lse);
   call.workspace = ToOptionalTensor("workspace", workspace);
-  AttentionShape shape;
-  AttentionOptions options;
-  const std::vector<std::string> faults = CheckCall(call, &shape, &options);
-  if (!faults.empty()) throw py::value_error(faults.front());
-  at::Tensor result = call.out.value_or(at::Tensor());
+  at::Tensor result;
   at::Tensor lse;
-  ThrowIfError(Run(call, shape, options, &result, &lse));
+  ThrowIfError(RunCall(call, &result, &lse));
   const auto wrap = [](at::Tensor& tensor) {
     return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
   };
@@ -126,6 +108,7 @@ PYBIND11_MODULE(_pgqa, m) {
         py::arg("sm_scale") = py::none(), window_left, soft_cap, pos_encoding, rope_scale,
         rope_theta);
   m.def("build_info", &BuildInfo);
+  m.def("register_ops", &RegisterOps);
   DefineInspection(m);
 }
 

@@ -3,7 +3,10 @@
 #include <ATen/Parallel.h>
 #include <pybind11/pybind11.h>
 
+#include <optional>
+
 #include "binding/backend.h"
+#include "binding/tensor_checks.h"
 #include "pgqa/cpu_executor.h"
 
 namespace pgqa::binding {
@@ -25,7 +28,9 @@ absl::Status RunOnCpu(const DecodeCall& call, const AttentionShape& shape,
   args.v_strides = CacheStridesOf(call.v_cache);
   args.table = TableOf(call);
   args.options = options;
-  const pybind11::gil_scoped_release no_gil;
+  // Operators are called with and without it.
+  std::optional<pybind11::gil_scoped_release> no_gil;
+  if (PyGILState_Check() != 0) no_gil.emplace();
   return DecodeOnCpu(*plan, args);
 }
 

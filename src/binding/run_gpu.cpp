@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "binding/backend.h"
+#include "binding/tensor_checks.h"
 #include "pgqa/decode.h"
 #include "pgqa/workspace.h"
 
@@ -85,7 +86,7 @@ absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
   }
   if (!out->defined())
     *out = at::detail::empty_cuda(call.q.sizes(), call.q.scalar_type(), device, std::nullopt);
-  if (call.return_lse) {
+  if (call.return_lse && !lse->defined()) {
     *lse = at::detail::empty_cuda({shape.batch, shape.num_query_heads}, at::kFloat, device,
                                   std::nullopt);
   }

@@ -1,0 +1,44 @@
+// Checks of single tensors that every call shares: each adds one text a fault, and reads no values.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace pgqa::binding {
+
+using Faults = std::vector<std::string>;
+
+// Alignment of every row that the GPU reads or writes.
+inline constexpr int64_t kGpuRowBytes = 16;
+
+std::string DeviceText(const at::Tensor& tensor);
+std::string DTypeText(const at::Tensor& tensor);
+
+// The stride of a dimension, 0 where its size is 1.
+int64_t StrideOf(const at::Tensor& tensor, int64_t dim);
+
+// That the memory holds the values: torch negates some views only when they are read.
+void CheckResolved(const char* name, const at::Tensor& tensor, Faults* faults);
+
+// Rank, grad, q's device and a dense layout. False when later checks would have nothing to stand on.
+bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& q,
+                Faults* faults);
+
+// That rows are contiguous and, on the GPU, aligned.
+void CheckRows(const char* name, const at::Tensor& tensor, Faults* faults);
+
+// That a one-dimensional tensor has `expected` elements, which are `meaning`.
+void CheckSize(const char* name, const at::Tensor& tensor, int64_t expected, const char* meaning,
+               Faults* faults);
+
+// One array of a page table: int32, one-dimensional, contiguous.
+void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults);
+
+// Whether two dense tensors share bytes.
+bool Overlap(const at::Tensor& a, const at::Tensor& b);
+
+}  // namespace pgqa::binding
