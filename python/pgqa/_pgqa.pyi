@@ -1,4 +1,4 @@
-# Types of the compiled module; `decode` and `supports` are documented in pgqa/__init__.py.
+# Types of the compiled module; what pgqa/__init__.py and pgqa/graph.py wrap is documented there.
 # SPDX-License-Identifier: Apache-2.0
 
 from typing import TypedDict
@@ -67,6 +67,20 @@ def decode(
     return_lse: bool = False,
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+def append_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_indptr: torch.Tensor,
+    page_indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    q: torch.Tensor | None = None,
+    q_out: torch.Tensor | None = None,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+) -> torch.Tensor | None: ...
 def check_decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -6,6 +6,7 @@
 #include <torch/types.h>
 #include <torch/version.h>
 
+#include "binding/append.h"
 #include "binding/args.h"
 #include "binding/backend.h"
 #include "binding/checks.h"
@@ -109,6 +110,7 @@ PYBIND11_MODULE(_pgqa, m) {
         rope_theta);
   m.def("build_info", &BuildInfo);
   m.def("register_ops", &RegisterOps);
+  DefineAppend(m);
   DefineInspection(m);
 }
 
