@@ -154,6 +154,10 @@ absl::Status DecodeGraph::CheckStep(int32_t live_batch, int64_t num_pages) const
 const GraphSpec& DecodeGraph::spec() const { return state_->issuer.spec(); }
 int32_t DecodeGraph::device() const { return state_->device; }
 
+int32_t DecodeGraph::live_batch() const {
+  return state_->captured.has_value() ? state_->captured->live_batch : spec().shape.batch;
+}
+
 int64_t DecodeGraph::device_bytes() const {
   const WorkspaceView scratch = state_->scratch.View();
   return state_->buffers.bytes() + scratch.partial_bytes +

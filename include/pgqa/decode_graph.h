@@ -76,6 +76,8 @@ class DecodeGraph {
   // The spec with all addresses filled in.
   const GraphSpec& spec() const;
   int32_t device() const;
+  // As told last; shape.batch before.
+  int32_t live_batch() const;
   // Buffers and workspace; CUDA's own memory for an executable, some 100 KB, is not counted.
   int64_t device_bytes() const;
   // The executable, the same from Capture() on, and its nodes as captured. Null and FailedPrecondition before.

@@ -22,8 +22,10 @@ from pgqa._pgqa import (
     workspace_bytes,
     workspace_usage,
 )
+from pgqa.graph import DecodeGraph
 
 __all__ = [
+    "DecodeGraph",
     "Schedule",
     "append_kv",
     "build_info",

@@ -7,7 +7,6 @@
 
 #include <initializer_list>
 #include <limits>
-#include <optional>
 #include <string>
 
 #include "binding/args.h"
@@ -24,14 +23,6 @@ namespace {
 
 namespace py = pybind11;
 using Object = const py::object&;
-
-struct AppendCall {
-  at::Tensor k, v, k_cache, v_cache, page_indptr, page_indices, last_page_len;
-  std::optional<at::Tensor> q, q_out;
-  int64_t pos_encoding_mode = 0;
-  double rope_scale = 1.0;
-  double rope_theta = 10000.0;
-};
 
 // That sizes fit the integers of a shape.
 void CheckSizes(const char* name, const at::Tensor& tensor, Faults* faults) {
@@ -143,7 +134,8 @@ void CheckQueries(const AppendCall& call, Faults* faults) {
   }
 }
 
-// Everything that is wrong with the call, in argument order.
+}  // namespace
+
 Faults CheckAppend(const AppendCall& call) {
   Faults faults;
   if (!call.k.is_cuda() && !call.k.is_cpu())
@@ -165,6 +157,8 @@ Faults CheckAppend(const AppendCall& call) {
   }
   return faults;
 }
+
+namespace {
 
 RowStrides RowStridesOf(const at::Tensor& rows) { return {StrideOf(rows, 0), StrideOf(rows, 1)}; }
 

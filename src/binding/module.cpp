@@ -10,6 +10,7 @@
 #include "binding/args.h"
 #include "binding/backend.h"
 #include "binding/checks.h"
+#include "binding/graph.h"
 #include "binding/inspect.h"
 #include "binding/ops.h"
 
@@ -111,6 +112,9 @@ PYBIND11_MODULE(_pgqa, m) {
   m.def("build_info", &BuildInfo);
   m.def("register_ops", &RegisterOps);
   DefineAppend(m);
+#if PGQA_WITH_CUDA
+  DefineGraph(m);
+#endif
   DefineInspection(m);
 }
 
