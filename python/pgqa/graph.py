@@ -40,7 +40,8 @@ class DecodeGraph(_Native):
     k_cache, v_cache: a tensor [pages, page_size, kv_heads, head_dim] for one layer, or a sequence for several.
     max_batch, max_pages: the capacity, requests and entries of page_indices.
     num_query_heads, max_batch, max_pages: None where q, q and page_indices are given.
-    sm_scale to rope_theta: as for `pgqa.decode`; window_left may be a sequence, one for each layer.
+    sm_scale, window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta: as for `pgqa.decode`; window_left
+    may be a sequence, one for each layer.
     append: every layer first writes k and v into its caches, as `pgqa.append_kv`; the table counts the new token.
     rotate_appended: and turns them, and q, by RoPE, for caches of turned keys; pos_encoding_mode is 0 then.
     live_batch: whether `replay` takes a live batch, which costs one small kernel a step.

@@ -159,7 +159,7 @@ REFUSALS: dict[str, tuple[Callable[[dict], None], str]] = {
     "stride of k": (lambda c: c.update(k=c["k"].mT.contiguous().mT), "^k: got last-dimension stride 2, expected 1"),
     "shape of v": (lambda c: c.update(v=c["v"][1:]), "^v: got shape .*, expected that of k"),
     "dtype of a cache": (lambda c: c.update(k_cache=c["k_cache"].half()), "^k_cache: got dtype Half, exp"),
-    "heads of a cache": (lambda c: c.update(k_cache=c["k_cache"][:, :, :1]), "^k_cache: got shape .*, expected kv_heads"),
+    "heads of a cache": (lambda c: c.update(k_cache=c["k_cache"][:, :, :1]), "^k_cache: got shape .*, expected kv_"),
     "one page over and over": (
         lambda c: c.update(k_cache=c["k_cache"][:1].expand(3, -1, -1, -1)), "^k_cache: got stride 0 in dimension 0",
     ),
