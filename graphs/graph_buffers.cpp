@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 
-// Calls visit(name, layer, address, bytes) for every address that may be null, in a fixed order; layer -1: none.
+// Calls visit(name, layer, address, bytes) for every address that may be null, in a fixed order;
+// layer -1: none.
 template <class Spec, class Visit>
 void WalkAddresses(Spec* spec, Visit visit) {
   const AttentionShape& shape = spec->shape;

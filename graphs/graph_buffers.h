@@ -1,4 +1,4 @@
-// The device memory that a graph owns for what its spec leaves to it, and checks of what it does not.
+// The device memory that a graph owns for what its spec leaves null, and checks of the rest.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,12 +15,13 @@ namespace pgqa {
 
 class GraphBuffers {
  public:
-  // One zeroed block on the current device for all null addresses of `spec`, so that its table has empty rows only.
+  // One zeroed block on the current device for all null addresses of `spec`, so that its table has
+  // empty rows only.
   static absl::StatusOr<GraphBuffers> Create(const GraphSpec& spec);
 
-  // `spec` with the addresses and strides of this memory where it has null. It has the sizes, switches and
-  // number of layers of the spec that this was created for; InvalidArgument for a null address of what was the
-  // caller's there.
+  // `spec` with the addresses and strides of this memory where it has null. It has the sizes,
+  // switches and number of layers of the spec that this was created for; InvalidArgument for a null
+  // address of what was the caller's there.
   absl::StatusOr<GraphSpec> Fill(GraphSpec spec) const;
 
   int64_t bytes() const { return bytes_; }
@@ -35,7 +36,8 @@ class GraphBuffers {
   std::unique_ptr<void, Free> memory_;
 };
 
-// InvalidArgument unless every address of a filled `spec` is memory that `device` may use, not of the host.
+// InvalidArgument unless every address of a filled `spec` is memory that `device` may use, not of
+// the host.
 absl::Status CheckAddresses(const GraphSpec& spec, int device);
 
 }  // namespace pgqa

@@ -15,14 +15,14 @@
 
 namespace pgqa {
 
-// A step with all its addresses. Its scratch is a workspace whose partials are followed by the live indptr and, where
-// appended keys are turned, the turned queries of a layer.
+// A step with all its addresses. Its scratch is a workspace whose partials are followed by the live
+// indptr and, where appended keys are turned, the turned queries of a layer.
 class StepIssuer {
  public:
   StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayers issue);
 
-  // Launches the step on `stream`: the head where there is a live batch, then the layers. `scratch` has
-  // scratch_bytes() and the plan's counters.
+  // Launches the step on `stream`: the head where there is a live batch, then the layers. `scratch`
+  // has scratch_bytes() and the plan's counters.
   absl::Status Issue(const WorkspaceView& scratch, std::optional<int32_t> live_batch,
                      cudaStream_t stream) const;
 

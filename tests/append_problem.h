@@ -23,8 +23,8 @@ struct AppendSpec {
   bool in_place = false;     // q_out is q
 };
 
-// Every buffer as raw elements of the dtype. Pages are numbered backwards; page 0 belongs to nobody, and entries
-// of the table that no row has are absurd.
+// Every buffer as raw elements of the dtype. Pages are numbered backwards; page 0 belongs to
+// nobody, and entries of the table that no row has are absurd.
 class AppendProblem {
  public:
   explicit AppendProblem(const AppendSpec& spec)
@@ -74,7 +74,8 @@ class AppendProblem {
             spec.shape.page_size};
   }
 
-  // Element of the cache at which the new row of `request` and `head` begins, or -1 where there is none.
+  // Element of the cache at which the new row of `request` and `head` begins, or -1 where there is
+  // none.
   int64_t SlotOf(size_t request, int64_t head) const {
     const int64_t position = spec.kv_lens[request] - 1;
     if (position < 0) return -1;

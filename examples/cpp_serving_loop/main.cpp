@@ -1,4 +1,4 @@
-// A serving loop: one decode step captured once, replayed while requests come, grow over their pages, and go.
+// A serving loop: one decode step captured once and replayed while requests come, grow and go.
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime_api.h>
 
@@ -68,8 +68,8 @@ pgqa::DecodeGraph CaptureStep(void* k_cache, void* v_cache, cudaStream_t stream)
   return *std::move(graph);
 }
 
-// Each token of every live request: all values of a request are its id, so that what attention makes of them is its
-// id as well, at any length.
+// Each token of every live request: all values of a request are its id, so that what attention
+// makes of them is its id as well, at any length.
 class Loop {
  public:
   Loop(pgqa::DecodeGraph graph, cudaStream_t stream) : graph_(std::move(graph)), stream_(stream) {

@@ -1,4 +1,4 @@
-// Requests and the pages that they own: what a scheduler keeps on the host, written out as a page table.
+// Requests and the pages that they own: a scheduler's state, written out as a page table.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// Appending: each request's new key and value row goes into the slot that its row of the page table ends with.
+// Appending: each request's new key and value row goes into the last slot of its page table row.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,9 +12,9 @@ struct CUstream_st;  // what a cudaStream_t points to
 
 namespace pgqa {
 
-// The tensors of one call, not owned: device memory for Append(), host memory for AppendOnCpu(). Strides in
-// elements, any; the last dimension is contiguous, elements are aligned to their own size. Caches must
-// overlap nothing else.
+// The tensors of one call, not owned: device memory for Append(), host memory for AppendOnCpu().
+// Strides in elements, any; the last dimension is contiguous, elements are aligned to their own
+// size. Caches must overlap nothing else.
 struct AppendArgs {
   const void* k = nullptr;  // [batch, kv_heads, head_dim], the new tokens' keys
   const void* v = nullptr;  // [batch, kv_heads, head_dim]
@@ -34,15 +34,16 @@ struct AppendArgs {
   double rope_theta = 10000.0;
 };
 
-// Writes k and v of every live request: one that has a token and whose last page is one of the caches'. For the
-// others nothing is written, nor read but the table, so that padding may hold anything. Where two requests
-// end in the same slot, one of them wins.
+// Writes k and v of every live request: one that has a token and whose last page is one of the
+// caches'. For the others nothing is written, nor read but the table, so that padding may hold
+// anything. Where two requests end in the same slot, one of them wins.
 //
-// Where shape.pos_encoding is kRopeLlama, for engines that cache turned keys, k is turned by the token's
-// position as it is written, and q likewise into q_out, with angles in fp64.
+// Where shape.pos_encoding is kRopeLlama, for engines that cache turned keys, k is turned by the
+// token's position as it is written, and q likewise into q_out, with angles in fp64.
 //
-// Append() enqueues one launch on `stream` of the current device, may be captured, and neither synchronises
-// nor allocates; a batch of 0 launches nothing. AppendOnCpu() returns when all is written.
+// Append() enqueues one launch on `stream` of the current device, may be captured, and neither
+// synchronises nor allocates; a batch of 0 launches nothing. AppendOnCpu() returns when all is
+// written.
 //   InvalidArgument  an argument does not fit; nothing was launched or written
 //   Internal  the launch failed
 absl::Status Append(const AttentionShape& shape, const AppendArgs& args, CUstream_st* stream);

@@ -14,9 +14,10 @@
 
 namespace pgqa {
 
-// Capacities are powers of two up to that of the spec, so that a small batch does not pay for a large one, and
-// memory grows with need. Where the spec names the caller's buffers, all graphs share them; else each has its own,
-// and steps are written into those of the graph that Get() returns. Not thread-safe.
+// Capacities are powers of two up to that of the spec, so that a small batch does not pay for a
+// large one, and memory grows with need. Where the spec names the caller's buffers, all graphs
+// share them; else each has its own, and steps are written into those of the graph that Get()
+// returns. Not thread-safe.
 class DecodeGraphCache {
  public:
   using Cache = GraphCache<GraphKey, DecodeGraph>;
@@ -25,8 +26,8 @@ class DecodeGraphCache {
   DecodeGraphCache(const GraphSpec& limit, const Cache::Limits& limits)
       : limit_(limit), cache_(limits) {}
 
-  // The graph of the smallest capacity that holds the step, on the current device; captured with `stream` where it is
-  // new. InvalidArgument where the step exceeds the limit.
+  // The graph of the smallest capacity that holds the step, on the current device; captured with
+  // `stream` where it is new. InvalidArgument where the step exceeds the limit.
   absl::StatusOr<std::shared_ptr<DecodeGraph>> Get(int32_t live_batch, int64_t num_pages,
                                                    cudaStream_t stream);
 

@@ -15,12 +15,14 @@
 
 namespace pgqa {
 
-// Key compares and hashes; Value says how much device memory it holds: int64_t device_bytes() const. Values are shared,
-// so that one that falls out lives on for who still holds it. Not thread-safe.
+// Key compares and hashes; Value says how much device memory it holds: int64_t device_bytes()
+// const. Values are shared, so that one that falls out lives on for who still holds it. Not
+// thread-safe.
 template <class Key, class Value>
 class GraphCache {
  public:
-  // At least one value is kept whatever max_count says; one larger than max_bytes is handed out, not kept.
+  // At least one value is kept whatever max_count says; one larger than max_bytes is handed out,
+  // not kept.
   struct Limits {
     int32_t max_count = 32;
     int64_t max_bytes = std::numeric_limits<int64_t>::max();
@@ -36,7 +38,8 @@ class GraphCache {
 
   explicit GraphCache(const Limits& limits) : limits_(limits) {}
 
-  // The value of `key`, made where there is none. A failure of `make` is returned and changes nothing.
+  // The value of `key`, made where there is none. A failure of `make` is returned and changes
+  // nothing.
   absl::StatusOr<std::shared_ptr<Value>> GetOrMake(
       const Key& key, absl::FunctionRef<absl::StatusOr<Value>()> make) {
     if (std::shared_ptr<Value> found = Find(key)) {

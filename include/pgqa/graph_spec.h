@@ -1,4 +1,4 @@
-// What a captured decode step has baked in, as a value that compares and hashes, and what fits its capacity.
+// What a captured decode step has baked in, as a value, and what fits its capacity.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,8 +13,9 @@
 
 namespace pgqa {
 
-// One layer of a step. Addresses are of device memory; strides in elements; the last dimension is contiguous.
-// A null address of anything but a cache stands for memory of the graph's own, contiguous; its strides are ignored.
+// One layer of a step. Addresses are of device memory; strides in elements; the last dimension is
+// contiguous. A null address of anything but a cache stands for memory of the graph's own,
+// contiguous; its strides are ignored.
 struct GraphLayer {
   const void* q = nullptr;  // [batch, query_heads, head_dim]
   RowStrides q_strides;
@@ -32,7 +33,8 @@ struct GraphLayer {
   AttentionOptions options;
 };
 
-// A decode step for up to shape.batch requests over one page table. Null addresses as in GraphLayer.
+// A decode step for up to shape.batch requests over one page table. Null addresses as in
+// GraphLayer.
 struct GraphSpec {
   AttentionShape shape;                    // batch: the capacity, at least 1
   int64_t max_pages = 0;                   // entries of page_indices, the capacity of the table
@@ -61,14 +63,15 @@ struct GraphCapacity {
   int64_t max_pages = 0;
 };
 
-// All that is wrong with a spec apart from its addresses, which have no meaning here: InvalidArgument.
+// All that is wrong with a spec apart from its addresses, which have no meaning here:
+// InvalidArgument.
 absl::Status ValidateGraphSpec(const GraphSpec& spec);
 
 // InvalidArgument unless a step of `live_batch` requests and `num_pages` entries fits `capacity`.
 absl::Status CheckFits(const GraphCapacity& capacity, int32_t live_batch, int64_t num_pages);
 
-// The capacity of the graph that serves such a step: both numbers rounded up to powers of two, at least 1 and
-// at most those of `limit`. InvalidArgument where the step does not fit `limit`.
+// The capacity of the graph that serves such a step: both numbers rounded up to powers of two, at
+// least 1 and at most those of `limit`. InvalidArgument where the step does not fit `limit`.
 absl::StatusOr<GraphCapacity> BucketFor(const GraphCapacity& limit, int32_t live_batch,
                                         int64_t num_pages);
 

@@ -1,4 +1,4 @@
-// Allocates and checks the tensors of a decode graph, layer by layer as calls of decode and append_kv.
+// Allocates and checks the tensors of a decode graph, layer by layer.
 // SPDX-License-Identifier: Apache-2.0
 #include "binding/graph_tensors.h"
 

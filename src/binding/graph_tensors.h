@@ -23,7 +23,8 @@ struct GraphTensors {
   LayerTensors lse;   // empty without return_lse
   LayerTensors k, v;  // empty without append
 
-  // Calls one(name, tensor) for each array of the table, then layers(name, tensors) for each of the others.
+  // Calls one(name, tensor) for each array of the table, then layers(name, tensors) for each of the
+  // others.
   template <class Self, class One, class Layers>
   static void Visit(Self& self, One one, Layers layers) {
     one("page_indptr", self.page_indptr);
@@ -64,20 +65,21 @@ struct GraphRequest {
   bool live_batch = true;
 };
 
-// Puts the tensors and lists of tensors of a dict into their places, by name; None leaves one as it is.
+// Puts the tensors and lists of tensors of a dict into their places, by name; None leaves one as it
+// is.
 void SetTensors(const pybind11::dict& named, GraphTensors* tensors);
 
-// Allocates what is undefined or empty in `tensors` on the device of its caches, on the current stream: the table
-// zeroed, the rest not initialised. Raises ValueError where the caches or the request do not allow it. Returns
-// what it has allocated.
+// Allocates what is undefined or empty in `tensors` on the device of its caches, on the current
+// stream: the table zeroed, the rest not initialised. Raises ValueError where the caches or the
+// request do not allow it. Returns what it has allocated.
 std::vector<at::Tensor> AllocateMissing(const GraphRequest& request, GraphTensors* tensors);
 
-// Checks complete tensors and returns the spec over them. Raises ValueError with the first fault, which names its
-// layer where there are several.
+// Checks complete tensors and returns the spec over them. Raises ValueError with the first fault,
+// which names its layer where there are several.
 GraphSpec SpecOf(const GraphRequest& request, const GraphTensors& tensors);
 
-// Raises ValueError unless every tensor of `got` has the dtype and shape of that of `expected`; the number of pages and
-// of entries of page_indices may differ.
+// Raises ValueError unless every tensor of `got` has the dtype and shape of that of `expected`; the
+// number of pages and of entries of page_indices may differ.
 void CheckAsCaptured(const GraphTensors& got, const GraphTensors& expected);
 
 }  // namespace pgqa::binding

@@ -29,7 +29,8 @@ int64_t StrideOf(const at::Tensor& tensor, int64_t dim);
 // That the memory holds the values: torch negates some views only when they are read.
 void CheckResolved(const char* name, const at::Tensor& tensor, Faults* faults);
 
-// Rank, grad, the device of `like` and a dense layout. False when later checks would have nothing to stand on.
+// Rank, grad, the device of `like` and a dense layout. False when later checks would have nothing
+// to stand on.
 bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& like,
                 Faults* faults, const char* like_name = "q");
 

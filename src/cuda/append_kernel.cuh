@@ -1,4 +1,4 @@
-// The kernel that writes new key and value rows into their page slots, and turns keys and queries on the way.
+// The kernel that writes new key and value rows into their page slots, turned where asked.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -62,7 +62,8 @@ __device__ void CopyRows(const char* from, int64_t from_stride, char* to, int64_
   }
 }
 
-// The same with each pair (i, i + head_dim / 2) turned by rotations[i], (cosine, sine). In place too.
+// The same with each pair (i, i + head_dim / 2) turned by rotations[i], (cosine, sine). In place
+// too.
 template <class Element, int kWidth>
 __device__ void TurnRows(const char* from, int64_t from_stride, char* to, int64_t to_stride,
                          int32_t num_heads, int32_t head_dim, const float2* rotations) {
@@ -101,7 +102,8 @@ __device__ inline void FillRotations(const AppendParams& params, int64_t positio
   }
 }
 
-// A CTA a request. All of it leaves where the request has no token or its last page is none of the caches'.
+// A CTA a request. All of it leaves where the request has no token or its last page is none of the
+// caches'.
 template <class Element, int kWidth, bool kTurned>
 __global__ void __launch_bounds__(kAppendThreads)
     AppendKernel(const __grid_constant__ AppendParams params) {

@@ -22,8 +22,8 @@ class RelaxedCaptureMode {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Allocates `bytes` on the current device and zeroes the first `zeroed_bytes` on a stream of its own, which it waits
-// for; callers' streams are left alone. ResourceExhausted when out of memory.
+// Allocates `bytes` on the current device and zeroes the first `zeroed_bytes` on a stream of its
+// own, which it waits for; callers' streams are left alone. ResourceExhausted when out of memory.
 absl::StatusOr<void*> AllocateDevice(size_t bytes, size_t zeroed_bytes);
 
 // Frees it, for which the driver waits until the device no longer uses it.

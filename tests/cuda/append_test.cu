@@ -1,4 +1,4 @@
-// Append() against AppendOnCpu(): every byte of caches and queries, over layouts, dtypes and malformed tables.
+// Append() against AppendOnCpu(): every byte, over layouts, dtypes and malformed tables.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -78,7 +78,8 @@ void RunBoth(const AppendSpec& spec) {
   EXPECT_EQ(device.k.Read(), problem.k) << "an input was written";
 }
 
-// Aligned and odd layouts take different kernels; head_dim 24 and 8 have halves that 16 bytes do not divide.
+// Aligned and odd layouts take different kernels; head_dim 24 and 8 have halves that 16 bytes do
+// not divide.
 TEST(Append, EveryLayout) {
   for (const DType dtype : {kHalf, kBrain}) {
     for (const int32_t head_dim : {8, 24, 64, 128, 256}) {

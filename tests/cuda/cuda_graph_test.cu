@@ -1,4 +1,4 @@
-// Owners of captures and graphs: what a failed capture leaves, refused streams, order of nodes, other threads.
+// Owners of captures and graphs: failed captures, refused streams, order of nodes, threads.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -41,7 +41,8 @@ class CudaGraphTest : public ::testing::Test {
     return value_.Read()[0];
   }
 
-  // That nothing of a failed capture is left: the last error is clean and the stream can be captured again.
+  // That nothing of a failed capture is left: the last error is clean and the stream can be
+  // captured again.
   void ExpectUsable() {
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
     EXPECT_EQ(IsCapturing(stream_.get()).value(), false);

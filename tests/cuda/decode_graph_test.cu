@@ -1,4 +1,4 @@
-// DecodeGraph without torch: replays, live batches, rebinding, appending, the walk of the captured graph.
+// DecodeGraph without torch: replays, live batches, rebinding, appending, the captured nodes.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Appending in host memory: which bytes of the caches change, turned keys and queries, and refusals.
+// Appending in host memory: which bytes of the caches change, turned rows, and refusals.
 // SPDX-License-Identifier: Apache-2.0
 #include "pgqa/append.h"
 

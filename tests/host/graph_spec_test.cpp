@@ -1,4 +1,4 @@
-// What makes two graphs differ, what a graph refuses, and which capacity serves a step; no GPU is needed.
+// What makes two graphs differ, what a graph refuses, and which capacity serves a step.
 // SPDX-License-Identifier: Apache-2.0
 #include "pgqa/graph_spec.h"
 
@@ -28,7 +28,8 @@ GraphKey MakeKey() {
   return key;
 }
 
-// One change for each field of GraphKey, named; a struct's fields are counted where they are listed.
+// One change for each field of GraphKey, named; a struct's fields are counted where they are
+// listed.
 struct NamedChange {
   const char* name;
   Change change;
