@@ -11,7 +11,15 @@ import torch
 
 from gpu_case import CapturedCall, make_tensors
 from harness.spec import Case
-from implementation import module_call, op_call, op_out_call, package_call, solver_call
+from implementation import (
+    graph_replay,
+    graph_replay_live,
+    module_call,
+    op_call,
+    op_out_call,
+    package_call,
+    solver_call,
+)
 from report import Json, first_line
 
 _CALLS = 200  # fewer than the launch queue holds
@@ -40,7 +48,9 @@ def run(module: ModuleType, case: Case, log: Json) -> None:
         ("solver entry", lambda: solver_call(tensors)),
         ("torch.ops.pgqa.decode", lambda: op_call(tensors)),
         ("torch.ops.pgqa.decode_out, no allocation", lambda: op_out_call(tensors)),
-        ("graph replay", lambda: CapturedCall(module_call(module, tensors)).replay),
+        ("pgqa.DecodeGraph.replay()", lambda: graph_replay(tensors)),
+        ("pgqa.DecodeGraph.replay(live_batch), changing", lambda: graph_replay_live(tensors)),
+        ("replay of a torch graph", lambda: CapturedCall(module_call(module, tensors)).replay),
         ("torch.empty_like alone", lambda: lambda: torch.empty_like(tensors.q)),
         ("empty call", lambda: lambda: None),
     ]

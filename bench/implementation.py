@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +56,29 @@ def op_out_call(tensors: CaseTensors) -> Callable[[], None]:
     decode_out, inputs = torch.ops.pgqa.decode_out.default, tensors.arguments()
     arguments = (*inputs[:7], torch.empty_like(tensors.q), None, *inputs[7:])
     return lambda: decode_out(*arguments)
+
+
+def graph_replay(tensors: CaseTensors) -> Callable[[], None]:
+    """A replay of a pgqa.DecodeGraph over a case; needs load_module() before."""
+    return _decode_graph(tensors).replay
+
+
+def graph_replay_live(tensors: CaseTensors) -> Callable[[], None]:
+    """The same, each told of another live batch than the one before."""
+    graph = _decode_graph(tensors)
+    replay, most = graph.replay, graph.max_batch
+    turn = itertools.cycle((most - 1, most))
+    return lambda: replay(next(turn))
+
+
+def _decode_graph(tensors: CaseTensors) -> object:
+    scale, window_left, soft_cap, pos_encoding_mode, rope_scale, rope_theta = tensors.options()
+    q, k_cache, v_cache, page_indptr, page_indices, last_page_len = tensors.arguments()[:6]
+    return importlib.import_module("pgqa").DecodeGraph(
+        k_cache, v_cache, q=q, page_indptr=page_indptr, page_indices=page_indices, last_page_len=last_page_len,
+        sm_scale=scale, window_left=window_left, logits_soft_cap=soft_cap, pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale, rope_theta=rope_theta,
+    )  # fmt: skip
 
 
 def solver_call(tensors: CaseTensors) -> Callable[[], torch.Tensor]:

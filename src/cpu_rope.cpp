@@ -6,6 +6,10 @@
 
 namespace pgqa {
 
+double RopeFrequency(int32_t head_dim, int32_t pair, double rope_scale, double rope_theta) {
+  return std::pow(rope_theta, -2.0 * pair / head_dim) / rope_scale;
+}
+
 void Phasors::Turn(const Phasors& step, double direction) {
   for (size_t pair = 0; pair < cosines.size(); ++pair) {
     const double cosine = cosines[pair];
@@ -31,8 +35,8 @@ RopeTables::RopeTables(int32_t head_dim, double rope_scale, double rope_theta)
   const size_t num_pairs = frequencies_.size();
   Phasors token_turn(num_pairs);
   for (size_t pair = 0; pair < num_pairs; ++pair) {
-    const double exponent = -2.0 * static_cast<double>(pair) / head_dim;
-    frequencies_[pair] = std::pow(rope_theta, exponent) / rope_scale;
+    frequencies_[pair] =
+        RopeFrequency(head_dim, static_cast<int32_t>(pair), rope_scale, rope_theta);
     token_turn.cosines[pair] = std::cos(frequencies_[pair]);
     token_turn.sines[pair] = std::sin(frequencies_[pair]);
   }

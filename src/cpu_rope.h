@@ -13,6 +13,9 @@
 
 namespace pgqa {
 
+// Radians by which each token advances pair (i, i + head_dim / 2), i = `pair`.
+double RopeFrequency(int32_t head_dim, int32_t pair, double rope_scale, double rope_theta);
+
 // Cosines and sines of one angle a pair, in fp64.
 struct Phasors {
   explicit Phasors(size_t num_pairs) : cosines(num_pairs, 1.0), sines(num_pairs, 0.0) {}
@@ -29,7 +32,7 @@ struct Phasors {
 // What all workers of a call share.
 class RopeTables {
  public:
-  // head_dim is even; frequency of pair i: rope_theta^(-2 i / head_dim) / rope_scale.
+  // head_dim is even.
   RopeTables(int32_t head_dim, double rope_scale, double rope_theta);
 
   int32_t num_pairs() const { return static_cast<int32_t>(frequencies_.size()); }

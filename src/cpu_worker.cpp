@@ -53,7 +53,7 @@ void CpuWorker::BeginPiece(const Chunk& chunk) {
   // The query stands at the request's last token.
   if (!frame_.empty()) frame_[0].Start(piece.live.end - 1 - chunk.first_token);
   const AttentionShape& shape = call_.shape();
-  const QueryStrides& strides = call_.args.q_strides;
+  const RowStrides& strides = call_.args.q_strides;
   for (int32_t row = 0; row < call_.RowsPerGroup(); ++row) {
     const int64_t query_head = int64_t{piece.head_group} * call_.RowsPerGroup() + row;
     const int64_t element = piece.request * strides.batch + query_head * strides.head;

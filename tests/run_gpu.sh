@@ -84,9 +84,9 @@ python_tests() { # python_tests SECONDS MARKERS
     "--junitxml=$results/pytest.xml"
 }
 
-sanitize() { # sanitize SECONDS TOOL FILTER
-  run "$2" "$1" "$sanitizer" --tool "$2" --error-exitcode 9 --print-limit 5 "$programs/decode_test" --gtest_brief=1 \
-    "--gtest_filter=$3"
+sanitize() { # sanitize SECONDS TOOL FILTER [PROGRAM]
+  run "$2${4:+-$4}" "$1" "$sanitizer" --tool "$2" --error-exitcode 9 --print-limit 5 "$programs/${4:-decode_test}" \
+    --gtest_brief=1 "--gtest_filter=$3"
 }
 
 specs='Small/DecodeSpecs'
@@ -95,6 +95,9 @@ if [[ "$mode" == quick ]]; then
   gtest 20 decode_test
   gtest 20 device_plan_test
   gtest 15 workspace_test
+  gtest 10 append_gpu_test
+  gtest 10 cuda_graph_test
+  gtest 15 decode_graph_test
   python_tests 110 "gpu and not slow and not large"
   sanitize 25 memcheck "$specs.MeetsTheReference/0:$specs.MeetsTheReference/4:DecodeMerge.Many*:*EveryValueAbsurd"
   sanitize 20 racecheck "$specs.MeetsTheReference/0:$specs.MeetsTheReference/3"
@@ -104,8 +107,13 @@ else
   gtest 30 decode_test
   gtest 30 device_plan_test
   gtest 20 workspace_test
+  gtest 20 append_gpu_test
+  gtest 20 cuda_graph_test
+  gtest 20 decode_graph_test
   python_tests 240 gpu
   sanitize 60 memcheck "*"
+  sanitize 20 memcheck "Append.*-*EveryLayout" append_gpu_test
+  sanitize 20 memcheck "DecodeGraph.*" decode_graph_test
   sanitize 50 racecheck "$specs.MeetsTheReference/*:DecodeMerge.ManyRequests*"
   sanitize 30 initcheck "$specs.NeverReadsUnusedSlots/*:DecodeMerge.ManyRequests*:DecodeBatch.*"
   sanitize 20 synccheck "$specs.MeetsTheReference/*:DecodeMerge.ManyRequests*"

@@ -11,13 +11,6 @@
 
 namespace pgqa {
 
-// Element strides of q or the output, [batch, query_heads, head_dim]; the last dimension is
-// contiguous.
-struct QueryStrides {
-  int64_t batch = 0;
-  int64_t head = 0;
-};
-
 // The tensors of one call, all in host memory and not owned. Elements are of the plan's dtype and
 // aligned to their own size only. The output must not overlap an input.
 struct CpuDecodeArgs {
@@ -26,8 +19,8 @@ struct CpuDecodeArgs {
   const void* v_cache = nullptr;  // as k_cache, with strides of its own
   void* out = nullptr;            // [batch, query_heads, head_dim]
   float* lse = nullptr;           // [batch, query_heads] natural log, contiguous; null: not wanted
-  QueryStrides q_strides;
-  QueryStrides out_strides;
+  RowStrides q_strides;
+  RowStrides out_strides;
   CacheStrides k_strides;
   CacheStrides v_strides;
   PageTableView table;

@@ -34,10 +34,18 @@ struct AttentionOptions {
   double rope_theta = 10000.0;   // > 0
 };
 
-// Element strides of a cache [pages, page_size, kv_heads, head_dim]; the last dimension is contiguous.
+// Element strides of a cache [pages, page_size, kv_heads, head_dim]; the last dimension is
+// contiguous.
 struct CacheStrides {
   int64_t page = 0;
   int64_t token = 0;
+  int64_t head = 0;
+};
+
+// Element strides of the rows of a step, [batch, heads, head_dim]: q, the output, new keys and
+// values; the last dimension is contiguous.
+struct RowStrides {
+  int64_t batch = 0;
   int64_t head = 0;
 };
 

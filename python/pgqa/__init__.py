@@ -22,9 +22,12 @@ from pgqa._pgqa import (
     workspace_bytes,
     workspace_usage,
 )
+from pgqa.graph import DecodeGraph
 
 __all__ = [
+    "DecodeGraph",
     "Schedule",
+    "append_kv",
     "build_info",
     "decode",
     "ops",
@@ -75,6 +78,42 @@ def decode(
     return _pgqa.decode(
         q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,
         logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta, out, return_lse, workspace,
+    )
+
+
+def append_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_indptr: torch.Tensor,
+    page_indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    *,
+    q: torch.Tensor | None = None,
+    q_out: torch.Tensor | None = None,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+) -> torch.Tensor | None:
+    """Writes each request's new key and value into the page slot that its row of the table ends with.
+
+    k, v: [batch, kv_heads, head_dim], of the caches' dtype, with any strides of batch and heads. The caches
+    may have any strides but in the last dimension. The table counts the new token: it goes to position
+    kv_len - 1. Requests without pages, and those whose last page is outside the caches, write nothing.
+
+    pos_encoding_mode 1, for engines that cache turned keys: k is turned by RoPE (pairs i, i + head_dim / 2) as it
+    is written, and so is q [batch, query_heads, head_dim], where given, into `q_out`, which may be q itself;
+    None: a fresh tensor. Angles are exact at any position. Rows of requests that write nothing are left as
+    they are, in a fresh tensor undefined. Decode such a cache with pos_encoding_mode 0.
+
+    Returns the turned queries, or None without q. Runs on the current stream without synchronisation; on
+    CPU tensors it is done when it returns. ValueError or TypeError name the argument, before anything is
+    written; RuntimeError when CUDA fails.
+    """
+    return _pgqa.append_kv(
+        k, v, k_cache, v_cache, page_indptr, page_indices, last_page_len, q, q_out,
+        pos_encoding_mode, rope_scale, rope_theta,
     )
 
 

@@ -1,6 +1,7 @@
-# Types of the compiled module; `decode` and `supports` are documented in pgqa/__init__.py.
+# Types of the compiled module; what pgqa/__init__.py and pgqa/graph.py wrap is documented there.
 # SPDX-License-Identifier: Apache-2.0
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 import torch
@@ -47,6 +48,86 @@ class Schedule:
     def pieces(self, worker: int) -> list[Piece]:
         """The worker's pieces in order. IndexError outside [0, num_workers)."""
 
+class DecodeGraph:
+    """What pgqa.DecodeGraph is made of; only where the module was built with CUDA.
+
+    Not for several threads at a time.
+    """
+
+    def __init__(
+        self,
+        tensors: dict[str, torch.Tensor | Sequence[torch.Tensor] | None],
+        *,
+        num_query_heads: int,
+        max_batch: int,
+        max_pages: int,
+        sm_scale: float | None,
+        window_left: list[int],
+        logits_soft_cap: float,
+        pos_encoding_mode: int,
+        rope_scale: float,
+        rope_theta: float,
+        return_lse: bool,
+        append: bool,
+        rotate_appended: bool,
+        live_batch: bool,
+    ) -> None: ...
+    def replay(self, live_batch: int | None = None, *, num_pages: int | None = None) -> None:
+        """Launches the step on the current stream; does not synchronise.
+
+        live_batch: rows from there on are empty requests, from this replay on; None: as told last, at first
+        max_batch. num_pages: refused above max_pages. While the current stream is being captured, the
+        launches are recorded there; the graph's tensors must then outlive that capture's graph.
+
+        ValueError, before anything is launched, for numbers above the capacity, or a live batch where the graph
+        takes none; RuntimeError where the memory of a tensor was freed or replaced.
+        """
+
+    def _rebind(self, tensors: dict[str, torch.Tensor | Sequence[torch.Tensor] | None]) -> None: ...
+    @property
+    def page_indptr(self) -> torch.Tensor: ...
+    @property
+    def page_indices(self) -> torch.Tensor: ...
+    @property
+    def last_page_len(self) -> torch.Tensor: ...
+    @property
+    def q(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def k_cache(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def v_cache(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def out(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def lse(self) -> tuple[torch.Tensor, ...]:
+        """Empty without return_lse."""
+
+    @property
+    def k(self) -> tuple[torch.Tensor, ...]:
+        """Empty without append."""
+
+    @property
+    def v(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def max_batch(self) -> int: ...
+    @property
+    def max_pages(self) -> int: ...
+    @property
+    def live_batch(self) -> int:
+        """As told last."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory that the graph has allocated: tensors and workspace."""
+
+    @property
+    def node_types(self) -> list[str]:
+        """Of the captured nodes, in order; "kernel" each."""
+
+    @property
+    def executable(self) -> int:
+        """The cudaGraphExec_t, the same for every replay."""
+
 def build_info() -> BuildInfo: ...
 def decode(
     q: torch.Tensor,
@@ -65,6 +146,20 @@ def decode(
     return_lse: bool = False,
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+def append_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_indptr: torch.Tensor,
+    page_indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    q: torch.Tensor | None = None,
+    q_out: torch.Tensor | None = None,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+) -> torch.Tensor | None: ...
 def check_decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -12,22 +12,6 @@
 namespace pgqa::binding {
 namespace {
 
-bool ReadDType(const at::Tensor& q, DType* dtype) {
-  switch (q.scalar_type()) {
-    case at::kHalf:
-      *dtype = DType::kFloat16;
-      return true;
-    case at::kBFloat16:
-      *dtype = DType::kBFloat16;
-      return true;
-    case at::kFloat:
-      *dtype = DType::kFloat32;
-      return true;
-    default:
-      return false;
-  }
-}
-
 void CheckCaches(const DecodeCall& call, Faults* faults) {
   const at::Tensor& q = call.q;
   const struct {

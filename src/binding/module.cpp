@@ -6,9 +6,11 @@
 #include <torch/types.h>
 #include <torch/version.h>
 
+#include "binding/append.h"
 #include "binding/args.h"
 #include "binding/backend.h"
 #include "binding/checks.h"
+#include "binding/graph.h"
 #include "binding/inspect.h"
 #include "binding/ops.h"
 
@@ -109,6 +111,10 @@ PYBIND11_MODULE(_pgqa, m) {
         rope_theta);
   m.def("build_info", &BuildInfo);
   m.def("register_ops", &RegisterOps);
+  DefineAppend(m);
+#if PGQA_WITH_CUDA
+  DefineGraph(m);
+#endif
   DefineInspection(m);
 }
 

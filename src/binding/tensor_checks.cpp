@@ -14,13 +14,29 @@ std::string DTypeText(const at::Tensor& tensor) {
   return std::string("dtype ") + c10::toString(tensor.scalar_type());
 }
 
+bool ReadDType(const at::Tensor& tensor, DType* dtype) {
+  switch (tensor.scalar_type()) {
+    case at::kHalf:
+      *dtype = DType::kFloat16;
+      return true;
+    case at::kBFloat16:
+      *dtype = DType::kBFloat16;
+      return true;
+    case at::kFloat:
+      *dtype = DType::kFloat32;
+      return true;
+    default:
+      return false;
+  }
+}
+
 void CheckResolved(const char* name, const at::Tensor& tensor, Faults* faults) {
   if (!tensor.is_neg()) return;
   faults->push_back(FaultText(name, "a view to be negated when read", "one after resolve_neg()"));
 }
 
-bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& q,
-                Faults* faults) {
+bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& like,
+                Faults* faults, const char* like_name) {
   if (tensor.layout() != at::kStrided) {
     faults->push_back(FaultText(name, "a sparse tensor", "a dense one"));
     return false;
@@ -30,23 +46,28 @@ bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const 
     return false;
   }
   CheckResolved(name, tensor, faults);
-  if (tensor.device() != q.device()) {
-    faults->push_back(
-        FaultText(name, DeviceText(tensor), "one on " + q.device().str() + " like q"));
+  if (tensor.device() != like.device()) {
+    faults->push_back(FaultText(name, DeviceText(tensor),
+                                "one on " + like.device().str() + " like " + like_name));
   }
   if (tensor.requires_grad() && at::GradMode::is_enabled()) {
     faults->push_back(FaultText(name, "a tensor that requires grad",
-                                "none while grad mode is on: decode has no backward"));
+                                "none while grad mode is on: there is no backward"));
   }
   return true;
 }
 
-void CheckRows(const char* name, const at::Tensor& tensor, Faults* faults) {
+void CheckContiguousRows(const char* name, const at::Tensor& tensor, Faults* faults) {
   const int64_t last = tensor.dim() - 1;
   if (tensor.size(last) > 1 && tensor.stride(last) != 1) {
     faults->push_back(
         FaultText(name, "last-dimension stride " + std::to_string(tensor.stride(last)), "1"));
   }
+}
+
+void CheckRows(const char* name, const at::Tensor& tensor, Faults* faults) {
+  CheckContiguousRows(name, tensor, faults);
+  const int64_t last = tensor.dim() - 1;
   if (!tensor.is_cuda()) return;
   if (tensor.numel() > 0 && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % kGpuRowBytes != 0) {
     faults->push_back(FaultText(name, "rows that are not 16-byte aligned", "16-byte aligned rows"));

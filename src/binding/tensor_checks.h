@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "pgqa/types.h"
+
 namespace pgqa::binding {
 
 using Faults = std::vector<std::string>;
@@ -18,15 +20,22 @@ inline constexpr int64_t kGpuRowBytes = 16;
 std::string DeviceText(const at::Tensor& tensor);
 std::string DTypeText(const at::Tensor& tensor);
 
+// False for a dtype that no call takes.
+bool ReadDType(const at::Tensor& tensor, DType* dtype);
+
 // The stride of a dimension, 0 where its size is 1.
 int64_t StrideOf(const at::Tensor& tensor, int64_t dim);
 
 // That the memory holds the values: torch negates some views only when they are read.
 void CheckResolved(const char* name, const at::Tensor& tensor, Faults* faults);
 
-// Rank, grad, q's device and a dense layout. False when later checks would have nothing to stand on.
-bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& q,
-                Faults* faults);
+// Rank, grad, the device of `like` and a dense layout. False when later checks would have nothing
+// to stand on.
+bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& like,
+                Faults* faults, const char* like_name = "q");
+
+// That rows are contiguous.
+void CheckContiguousRows(const char* name, const at::Tensor& tensor, Faults* faults);
 
 // That rows are contiguous and, on the GPU, aligned.
 void CheckRows(const char* name, const at::Tensor& tensor, Faults* faults);

@@ -96,7 +96,7 @@ class Problem {
   std::vector<int32_t> indptr_, indices_, last_page_len_;
   CacheStrides k_strides_, v_strides_;
   int64_t v_offset_ = 0;  // elements into the buffer of K where both share one
-  QueryStrides q_strides_;
+  RowStrides q_strides_;
   std::vector<uint8_t> q_, k_, v_, out_;
   std::vector<float> lse_;
 };

@@ -1,0 +1,25 @@
+// Copies an indptr so that it repeats from the live batch on.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/cuda_status.h"
+#include "graphs/live_rows.h"
+
+namespace pgqa {
+namespace {
+
+constexpr int32_t kThreads = 256;
+
+__global__ void LiveRowsKernel(const __grid_constant__ LiveRowsArgs args) {
+  const int32_t i = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (i <= args.batch) args.live_indptr[i] = args.indptr[min(i, args.live_batch)];
+}
+
+}  // namespace
+
+absl::Status LaunchLiveRows(const LiveRowsArgs& args, cudaStream_t stream) {
+  void* arguments[] = {const_cast<LiveRowsArgs*>(&args)};
+  return CudaStatus(cudaLaunchKernel(&LiveRowsKernel, dim3(args.batch / kThreads + 1),
+                                     dim3(kThreads), arguments, 0, stream),
+                    "live rows kernel launch");
+}
+
+}  // namespace pgqa

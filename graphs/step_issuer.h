@@ -1,0 +1,47 @@
+// Issues the launches of one decode step: to run, to be captured, or into someone else's capture.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "graphs/live_rows.h"
+#include "pgqa/decode_graph.h"
+#include "pgqa/graph_spec.h"
+#include "pgqa/launch_plan.h"
+
+namespace pgqa {
+
+// A step with all its addresses. Its scratch is a workspace that is followed by the live
+// indptr and, where appended keys are turned, the turned queries of a layer.
+class StepIssuer {
+ public:
+  StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayers issue);
+
+  // Launches the step on `stream`: the head where there is a live batch, then the layers. `scratch`
+  // has scratch_bytes().
+  absl::Status Issue(const WorkspaceView& scratch, std::optional<int32_t> live_batch,
+                     cudaStream_t stream) const;
+
+  LiveRowsArgs HeadArgs(const WorkspaceView& scratch, int32_t live_batch) const;
+
+  const GraphSpec& spec() const { return spec_; }
+  const LaunchPlan& plan() const { return plan_; }
+  const IssueLayers& issue() const { return issue_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+
+ private:
+  absl::Status IssueLayer(const GraphLayer& layer, const GraphStep& step, void* turned_q) const;
+
+  GraphSpec spec_;
+  LaunchPlan plan_;
+  IssueLayers issue_;
+  int64_t live_indptr_offset_ = 0;
+  int64_t turned_q_offset_ = 0;
+  int64_t scratch_bytes_ = 0;
+};
+
+}  // namespace pgqa

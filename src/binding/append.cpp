@@ -1,0 +1,256 @@
+// Checks an append call and hands it to the backend of its tensors.
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/append.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/types.h>
+
+#include <initializer_list>
+#include <limits>
+#include <string>
+
+#include "binding/args.h"
+#include "binding/checks.h"
+#include "binding/tensor_checks.h"
+#include "pgqa/append.h"
+#if PGQA_WITH_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+namespace pgqa::binding {
+namespace {
+
+namespace py = pybind11;
+using Object = const py::object&;
+
+// That sizes fit the integers of a shape.
+void CheckSizes(const char* name, const at::Tensor& tensor, Faults* faults) {
+  for (const int64_t size : tensor.sizes()) {
+    if (size <= std::numeric_limits<int32_t>::max()) continue;
+    faults->push_back(FaultText(name, ShapeText(tensor), "sizes below 2^31"));
+    return;
+  }
+}
+
+// That a tensor is dense, of k's dtype and device, with contiguous rows. False as CheckDense.
+bool CheckLikeKeys(const char* name, const at::Tensor& tensor, int64_t rank, const AppendCall& call,
+                   Faults* faults) {
+  if (!CheckDense(name, tensor, rank, call.k, faults, "k")) return false;
+  if (tensor.scalar_type() != call.k.scalar_type()) {
+    faults->push_back(FaultText(name, DTypeText(tensor), "that of k, " + DTypeText(call.k)));
+  }
+  CheckContiguousRows(name, tensor, faults);
+  CheckSizes(name, tensor, faults);
+  return true;
+}
+
+void CheckSameShape(const char* name, const at::Tensor& tensor, const char* other_name,
+                    const at::Tensor& other, Faults* faults) {
+  if (tensor.sizes() == other.sizes()) return;
+  faults->push_back(FaultText(name, ShapeText(tensor),
+                              std::string("that of ") + other_name + ", " + ShapeText(other)));
+}
+
+// That what the call writes has memory for each of its elements, apart from what it reads.
+void CheckWritten(const char* name, const at::Tensor& written,
+                  std::initializer_list<const at::Tensor*> inputs, Faults* faults) {
+  for (int64_t dim = 0; dim < written.dim(); ++dim) {
+    if (written.size(dim) > 1 && written.stride(dim) == 0) {
+      faults->push_back(FaultText(name, "stride 0 in dimension " + std::to_string(dim),
+                                  "memory for each element"));
+    }
+  }
+  for (const at::Tensor* input : inputs) {
+    if (!Overlap(written, *input)) continue;
+    faults->push_back(FaultText(name, "memory that overlaps an input", "memory of its own"));
+    return;
+  }
+}
+
+void CheckCaches(const AppendCall& call, Faults* faults) {
+  const struct {
+    const char* name;
+    const at::Tensor& cache;
+  } caches[] = {{"k_cache", call.k_cache}, {"v_cache", call.v_cache}};
+  for (const auto& [name, cache] : caches) {
+    if (!CheckLikeKeys(name, cache, 4, call, faults)) continue;
+    if (cache.size(2) != call.k.size(1) || cache.size(3) != call.k.size(2)) {
+      faults->push_back(
+          FaultText(name, ShapeText(cache), "kv_heads and head_dim of k, " + ShapeText(call.k)));
+    }
+    CheckWritten(name, cache,
+                 {&call.k, &call.v, &call.page_indptr, &call.page_indices, &call.last_page_len},
+                 faults);
+  }
+  if (call.v_cache.dim() == 4)
+    CheckSameShape("v_cache", call.v_cache, "k_cache", call.k_cache, faults);
+}
+
+void CheckTable(const AppendCall& call, Faults* faults) {
+  const struct {
+    const char* name;
+    const at::Tensor& tensor;
+  } arrays[] = {{"page_indptr", call.page_indptr},
+                {"page_indices", call.page_indices},
+                {"last_page_len", call.last_page_len}};
+  for (const auto& [name, tensor] : arrays) {
+    CheckIndexTensor(name, tensor, faults);
+    if (tensor.device() != call.k.device()) {
+      faults->push_back(
+          FaultText(name, DeviceText(tensor), "one on " + call.k.device().str() + " like k"));
+    }
+  }
+  CheckSize("page_indptr", call.page_indptr, call.k.size(0) + 1, "batch + 1", faults);
+  CheckSize("last_page_len", call.last_page_len, call.k.size(0), "batch", faults);
+}
+
+void CheckQueries(const AppendCall& call, Faults* faults) {
+  if (!call.q.has_value()) {
+    if (call.q_out.has_value())
+      faults->push_back(FaultText("q_out", "a tensor without q", "none, or q as well"));
+    return;
+  }
+  const at::Tensor& q = *call.q;
+  if (call.pos_encoding_mode != 1) {
+    faults->push_back(FaultText("q", "a tensor with pos_encoding_mode 0",
+                                "none: queries are turned by ROPE_LLAMA (1) or left alone"));
+  }
+  if (!CheckLikeKeys("q", q, 3, call, faults)) return;
+  if (q.size(0) != call.k.size(0) || q.size(2) != call.k.size(2)) {
+    faults->push_back(
+        FaultText("q", ShapeText(q), "batch and head_dim of k, " + ShapeText(call.k)));
+  }
+  if (!call.q_out.has_value()) return;
+  const at::Tensor& out = *call.q_out;
+  if (!CheckLikeKeys("q_out", out, 3, call, faults)) return;
+  CheckSameShape("q_out", out, "q", q, faults);
+  // Keys and values are left out: with q they are often views of one packed tensor.
+  const bool in_place = out.data_ptr() == q.data_ptr() && out.strides() == q.strides();
+  if (in_place) {
+    CheckWritten("q_out", out, {}, faults);
+  } else {
+    CheckWritten("q_out", out, {&q}, faults);
+  }
+}
+
+}  // namespace
+
+Faults CheckAppend(const AppendCall& call) {
+  Faults faults;
+  if (!call.k.is_cuda() && !call.k.is_cpu())
+    faults.push_back(FaultText("k", DeviceText(call.k), "one on a CUDA device or the CPU"));
+  DType dtype;
+  if (!ReadDType(call.k, &dtype)) {
+    faults.push_back(
+        FaultText("k", DTypeText(call.k), "float16 or bfloat16, or float32 on the CPU"));
+  }
+  if (!CheckLikeKeys("k", call.k, 3, call, &faults)) return faults;
+  if (CheckLikeKeys("v", call.v, 3, call, &faults))
+    CheckSameShape("v", call.v, "k", call.k, &faults);
+  CheckCaches(call, &faults);
+  CheckTable(call, &faults);
+  CheckQueries(call, &faults);
+  if (call.pos_encoding_mode != 0 && call.pos_encoding_mode != 1) {
+    faults.push_back(FaultText("pos_encoding_mode", std::to_string(call.pos_encoding_mode),
+                               "0 (none) or 1 (ROPE_LLAMA)"));
+  }
+  return faults;
+}
+
+namespace {
+
+RowStrides RowStridesOf(const at::Tensor& rows) { return {StrideOf(rows, 0), StrideOf(rows, 1)}; }
+
+// Of a checked call.
+AttentionShape ShapeOf(const AppendCall& call) {
+  AttentionShape shape;
+  (void)ReadDType(call.k, &shape.dtype);
+  shape.batch = static_cast<int32_t>(call.k.size(0));
+  shape.num_kv_heads = static_cast<int32_t>(call.k.size(1));
+  shape.num_query_heads =
+      call.q.has_value() ? static_cast<int32_t>(call.q->size(1)) : shape.num_kv_heads;
+  shape.head_dim = static_cast<int32_t>(call.k.size(2));
+  shape.page_size = static_cast<int32_t>(call.k_cache.size(1));
+  shape.pos_encoding = call.pos_encoding_mode == 1 ? PosEncoding::kRopeLlama : PosEncoding::kNone;
+  return shape;
+}
+
+AppendArgs ArgsOf(const AppendCall& call) {
+  AppendArgs args;
+  args.k = call.k.data_ptr();
+  args.v = call.v.data_ptr();
+  args.k_strides = RowStridesOf(call.k);
+  args.v_strides = RowStridesOf(call.v);
+  args.k_cache = call.k_cache.data_ptr();
+  args.v_cache = call.v_cache.data_ptr();
+  args.k_cache_strides = CacheStridesOf(call.k_cache);
+  args.v_cache_strides = CacheStridesOf(call.v_cache);
+  args.table = {static_cast<const int32_t*>(call.page_indptr.data_ptr()),
+                static_cast<const int32_t*>(call.page_indices.data_ptr()),
+                static_cast<const int32_t*>(call.last_page_len.data_ptr()),
+                call.page_indices.numel(),
+                call.k_cache.size(0),
+                static_cast<int32_t>(call.k.size(0)),
+                static_cast<int32_t>(call.k_cache.size(1))};
+  if (call.q.has_value()) {
+    args.q = call.q->data_ptr();
+    args.q_strides = RowStridesOf(*call.q);
+    args.q_out = call.q_out->data_ptr();
+    args.q_out_strides = RowStridesOf(*call.q_out);
+  }
+  args.rope_scale = call.rope_scale;
+  args.rope_theta = call.rope_theta;
+  return args;
+}
+
+absl::Status Run(const AppendCall& call, const AttentionShape& shape) {
+  const AppendArgs args = ArgsOf(call);
+  if (call.k.is_cpu()) {
+    const py::gil_scoped_release no_gil;
+    return AppendOnCpu(shape, args);
+  }
+#if PGQA_WITH_CUDA
+  const c10::cuda::OptionalCUDAGuard guard(call.k.device());
+  return Append(shape, args, c10::cuda::getCurrentCUDAStream(call.k.get_device()).stream());
+#else
+  return absl::InvalidArgumentError(
+      FaultText("k", "a CUDA tensor", "a CPU tensor: this pgqa was built without CUDA"));
+#endif
+}
+
+py::object AppendKv(Object k, Object v, Object k_cache, Object v_cache, Object page_indptr,
+                    Object page_indices, Object last_page_len, Object q, Object q_out,
+                    Object pos_encoding_mode, Object rope_scale, Object rope_theta) {
+  AppendCall call;
+  call.k = ToTensor("k", k);
+  call.v = ToTensor("v", v);
+  call.k_cache = ToTensor("k_cache", k_cache);
+  call.v_cache = ToTensor("v_cache", v_cache);
+  call.page_indptr = ToTensor("page_indptr", page_indptr);
+  call.page_indices = ToTensor("page_indices", page_indices);
+  call.last_page_len = ToTensor("last_page_len", last_page_len);
+  call.q = ToOptionalTensor("q", q);
+  call.q_out = ToOptionalTensor("q_out", q_out);
+  call.pos_encoding_mode = ToInt("pos_encoding_mode", pos_encoding_mode);
+  call.rope_scale = ToDouble("rope_scale", rope_scale);
+  call.rope_theta = ToDouble("rope_theta", rope_theta);
+  const Faults faults = CheckAppend(call);
+  if (!faults.empty()) throw py::value_error(faults.front());
+  const bool fresh = call.q.has_value() && !call.q_out.has_value();
+  if (fresh) call.q_out = at::empty(call.q->sizes(), call.q->options().requires_grad(false));
+  ThrowIfError(Run(call, ShapeOf(call)));
+  if (!call.q.has_value()) return py::none();
+  return fresh ? py::reinterpret_steal<py::object>(THPVariable_Wrap(*call.q_out)) : q_out;
+}
+
+}  // namespace
+
+void DefineAppend(py::module_& m) {
+  m.def("append_kv", &AppendKv, py::arg("k"), py::arg("v"), py::arg("k_cache"), py::arg("v_cache"),
+        py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
+        py::arg("q") = py::none(), py::arg("q_out") = py::none(), py::arg("pos_encoding_mode") = 0,
+        py::arg("rope_scale") = 1.0, py::arg("rope_theta") = 10000.0);
+}
+
+}  // namespace pgqa::binding
