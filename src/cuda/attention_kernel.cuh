@@ -19,6 +19,7 @@ namespace pgqa {
 template <class Traits>
 struct SharedLayout {
   static constexpr TileConfig kTile = Traits::kTile;
+  static_assert(kTile.max_warps <= kMaxWarps);
   char* base;
   int32_t num_warps;
 
@@ -219,10 +220,10 @@ class PieceComputer {
 };
 
 // Streams the worker's share: in step t a stage is computed, the copies of the stage num_stages later are issued and
-// the page ids of the one 2 * num_stages later fetched; where a piece ends, its merge comes last, so that the copies are
-// under way. One loop, so that the code of each phase exists once: in a
-// short call cold instructions cost more than anything else. What needs no keys is done while the first are on their
-// way.
+// the page ids of the one 2 * num_stages later fetched; where a piece ends, its merge comes last, while the copies are
+// under way. One loop, so that the code of each phase exists once: in a short call cold instructions cost more than
+// anything else. What needs no keys is done while the first are on their way. q is asked for at the top of a step: a
+// load that is in flight at the bottom would be waited for there.
 template <class Traits>
 __device__ __forceinline__ void StreamShare(const AttentionParams& params,
                                             const WorkerPlan<typename Traits::Index>& plan,

@@ -14,7 +14,7 @@ namespace pgqa {
 template <class Index>
 class CtaPlanner {
  public:
-  // `scratch` holds ScratchBytes(batch).
+  // `scratch` holds PlanScratchBytes(batch).
   __device__ __forceinline__ CtaPlanner(const PageTableView& table, void* scratch)
       : table_(table),
         live_(static_cast<Index*>(scratch)),
