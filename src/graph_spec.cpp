@@ -61,8 +61,8 @@ absl::Status CheckFits(const GraphCapacity& capacity, int32_t live_batch, int64_
 absl::StatusOr<GraphCapacity> BucketFor(const GraphCapacity& limit, int32_t live_batch,
                                         int64_t num_pages) {
   if (absl::Status s = CheckFits(limit, live_batch, num_pages); !s.ok()) return s;
-  return GraphCapacity{RoundedUp(live_batch, std::max(limit.max_batch, 1)),
-                       RoundedUp(num_pages, std::max(limit.max_pages, int64_t{1}))};
+  return GraphCapacity{RoundedUp(live_batch, limit.max_batch),
+                       RoundedUp(num_pages, limit.max_pages)};
 }
 
 }  // namespace pgqa

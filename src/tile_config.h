@@ -13,12 +13,12 @@ constexpr int32_t kMergeRows = 8;     // query heads that the warps of a head me
 constexpr int32_t kTileRows = 16;     // rows of a tensor-core tile: query heads of RowMode::kWide
 constexpr int32_t kSplitRows = 8;     // rows of a tile that RowMode::kSplit fills with query heads
 
-// Row pitches are padded so that the 16-byte shared-memory reads of a warp never conflict: K rows are read
-// by eight row lanes of four neighbouring columns, V rows by four row pairs of eight columns.
 // Where a warp leaves its rows for the merge of its team: in the stage that it has just read, which is only then free
 // for copies; in the place of the turned q, or in a place of its own, and the copies go on meanwhile.
 enum class MergeArea { kStage, kTurnedQuery, kOwn };
 
+// Row pitches are padded so that the 16-byte shared-memory reads of a warp never conflict: K rows are read
+// by eight row lanes of four neighbouring columns, V rows by four row pairs of eight columns.
 struct TileConfig {
   int32_t padded_head_dim;
   int32_t max_warps;

@@ -97,7 +97,7 @@ if [[ "$mode" == quick ]]; then
   gtest 15 workspace_test
   gtest 10 append_gpu_test
   gtest 10 cuda_graph_test
-  gtest 15 decode_graph_test
+  gtest 30 decode_graph_test
   python_tests 110 "gpu and not slow and not large"
   sanitize 25 memcheck "$specs.MeetsTheReference/0:$specs.MeetsTheReference/4:DecodeMerge.Many*:*EveryValueAbsurd"
   sanitize 20 racecheck "$specs.MeetsTheReference/0:$specs.MeetsTheReference/3"
@@ -109,7 +109,7 @@ else
   gtest 20 workspace_test
   gtest 20 append_gpu_test
   gtest 20 cuda_graph_test
-  gtest 20 decode_graph_test
+  gtest 45 decode_graph_test
   python_tests 240 gpu
   sanitize 60 memcheck "*"
   sanitize 20 memcheck "Append.*-*EveryLayout" append_gpu_test

@@ -25,7 +25,8 @@ struct GraphStep {
 };
 
 // Issues the layers of a step onto `step.stream`, in place of GraphSpec::layers. Called by Create()
-// never, by Capture() twice, and by Rebind() and by Replay() into a capture once each.
+// never, by Capture() twice, and by Rebind() and by Replay() into a capture once each. A capture into which it
+// failed has to be discarded.
 using IssueLayers = std::function<absl::Status(const GraphStep& step)>;
 
 // The graph owns memory for what its spec leaves null, and a workspace that nothing else uses. The
@@ -36,7 +37,8 @@ using IssueLayers = std::function<absl::Status(const GraphStep& step)>;
 //
 // Nothing synchronises, but Create() and the destructor, which allocate and free. One thread at a
 // time. Replays run one after another, whichever streams they go to. Statuses as in cuda_graph.h;
-// after a refusal the graph and the stream are as they were.
+// after a refusal the graph and the stream are as they were. One that was moved from may only be
+// destroyed or assigned to; Capture() and Replay() refuse it.
 class DecodeGraph {
  public:
   // Allocates on the current device and tries the launches without running any.
@@ -50,7 +52,8 @@ class DecodeGraph {
 
   // Runs the step once on `stream` for a live batch of 0 (outputs become 0, LSE -inf, caches stay),
   // captures it on a stream of its own and uploads it. Replays on another stream than `stream` have
-  // to be ordered behind it. Again: captures anew.
+  // to be ordered behind it. Again: captures anew, for the whole batch; `stream` has to be ordered
+  // behind earlier replays, whose memory this run uses.
   absl::Status Capture(cudaStream_t stream);
 
   // Launches the step for the live batch told last, at first shape.batch. Where `stream` is being

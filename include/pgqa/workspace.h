@@ -39,7 +39,8 @@ class Workspace {
 };
 
 // Hands eager calls workspaces: one for each (device, stream), grown as needed, the least recently used freed beyond
-// a bound. Thread-safe. A captured call needs a workspace that lives as long as its graph, which is its owner's to
+// a bound. Thread-safe: calls are made one at a time, and one that allocates or frees, which waits for the device,
+// holds up the others. A captured call needs a workspace that lives as long as its graph, which is its owner's to
 // provide.
 class WorkspacePool {
  public:

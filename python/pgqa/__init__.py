@@ -69,8 +69,11 @@ def decode(
     window_left: only the last window_left + 1 tokens count; -1: all.
     logits_soft_cap: cap * tanh(s / cap) on scores when above 0.
     pos_encoding_mode: 0 none, 1 RoPE on q and on the cached keys (pairs i, i + head_dim / 2).
-    workspace: uint8 tensor of at least `workspace_bytes(...)` on q's device, unused on the CPU; by
-    default the library's own, one for each device and stream.
+    workspace: uint8 tensor of at least `workspace_bytes(...)` on q's device, unused on the CPU; its
+    contents do not matter, before a call or between replays, and calls that may overlap need
+    different ones. By default the library's own, one for each device and stream; while torch
+    captures a graph, memory of the graph's pool. In a capture that torch did not begin, give
+    `workspace` and `out`: else their memory would be reused while the graph lives.
 
     Raises ValueError or TypeError, naming the argument, before anything is launched;
     RuntimeError when CUDA fails.

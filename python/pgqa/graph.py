@@ -116,9 +116,13 @@ class DecodeGraph(_Native):
 
         They have the dtypes and shapes of the captured ones, up to the number of pages and of entries of
         page_indices, and any strides that `pgqa.decode` takes. The executable stays the same: its nodes
-        get other parameters. Replays that are enqueued keep theirs. A refusal changes nothing.
+        get other parameters. Replays that are enqueued keep theirs: keep those tensors alive until they are done.
+        A refusal changes nothing.
         """
         layers = len(self.k_cache)
+        for name, value in (("k_cache", k_cache), ("v_cache", v_cache), ("out", out), ("lse", lse)):
+            if layers > 1 and isinstance(value, torch.Tensor):
+                raise ValueError(f"{name}: got one tensor, expected a sequence of {layers}, one for each layer")
         by_layer = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out, "lse": lse, "k": k, "v": v}
         self._rebind({
             **{name: _by_layer(value, layers) for name, value in by_layer.items()},

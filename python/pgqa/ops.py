@@ -11,7 +11,8 @@ decode_with_lse(the same arguments) -> (Tensor, Tensor)
 decode_out(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, out, lse=None,
            window_left=-1, logits_soft_cap=0.0, pos_encoding_mode=0, rope_scale=1.0, rope_theta=10000.0) -> ()
     Writes `out`, contiguous, of q's shape and dtype, and where given `lse`, contiguous float32 [batch, query_heads],
-    natural log; neither may share memory with an input. Allocates no tensor.
+    natural log; neither may share memory with an input. Allocates no tensor, but a workspace while torch captures a
+    graph.
 
 Defined by `import pgqa`. Arguments may be given by position, which costs least. There is no backward: tensors that
 require grad are refused while grad mode is on. ValueError names the argument, before anything is launched.

@@ -101,7 +101,7 @@ absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
   if (call.workspace.has_value()) return Decode(**plan, args, ViewOf(*call.workspace), stream);
   if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
     // From the pool of the graph that torch captures: it lives as long as the graph, and what else the graph puts
-    // there does no harm.
+    // there does no harm. Other captures have to bring a workspace.
     const at::Tensor workspace =
         at::detail::empty_cuda({(*plan)->workspace_bytes}, at::kByte, device, std::nullopt);
     return Decode(**plan, args, ViewOf(workspace), stream);

@@ -147,10 +147,10 @@ class PieceComputer {
     --tiles_left_;
   }
 
-  // After the last stage of a piece, merges and writes. `stage` is the one that was added last. There is a piece.
+  // After the last stage of a piece, merges and writes. `stage` is the one that was added last.
   __device__ __forceinline__ void FinishIfDue(const char* stage) {
-    FindSlots();
     if (tiles_left_ != 0) return;
+    FindSlots();
     __syncwarp();  // the merge area is free, and the slots are known
     const int32_t first_warp = role_.team * role_.team_size;
     FinishPiece<Traits>(params_, role_, Target(), accumulator_,
@@ -245,8 +245,9 @@ __device__ __forceinline__ void StreamShare(const AttentionParams& params,
       loader.Issue();
     }
     loader.Fetch();
-    if (kMergesApart && step >= kFirstComputed - 1 && num_tiles > 0) computer.FinishIfDue(nullptr);
+    if (kMergesApart && step >= kFirstComputed) computer.FinishIfDue(nullptr);
     if (step == kFirstComputed - 1) {
+      computer.FindSlots();
       if (!PGQA_LIKELY(!plan.has_empty_requests)) WriteEmptyRequests(params);
       frame.Prepare(plan.partition.tile_tokens, num_tiles, layout.Frame(threadIdx.x / kWarpSize),
                     layout.RowRotations());

@@ -158,10 +158,12 @@ TEST_F(CudaGraphTest, StreamsThatCanNotBeCapturedAreRefused) {
 TEST_F(CudaGraphTest, OtherThreadsMayAllocateMeanwhile) {
   std::atomic<bool> stop = false;
   std::thread other([&] {
+    const CudaStream own = CudaStream::Create().value();
     while (!stop) {
       void* memory = nullptr;
       Check(cudaMalloc(&memory, 1 << 20));
-      Check(cudaDeviceSynchronize());
+      Check(cudaMemsetAsync(memory, 0, 1 << 20, own.get()));
+      Check(cudaStreamSynchronize(own.get()));  // the device as a whole may not be waited for
       Check(cudaFree(memory));
     }
   });

@@ -61,6 +61,9 @@ def test_current_stream_is_used() -> None:  # T51
     case, expected = solved(SPECS[:1])[0]
     side = torch.cuda.Stream()
     done, behind = torch.cuda.Event(), torch.cuda.Event()
+    with torch.cuda.stream(side):
+        case.run()  # The workspace of the stream exists from here on.
+    torch.cuda.synchronize()
     spin()
     behind.record()
     with torch.cuda.stream(side):
