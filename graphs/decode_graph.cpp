@@ -40,6 +40,10 @@ absl::Status CheckSameStep(const GraphSpec& got, const GraphSpec& expected) {
   return absl::OkStatus();
 }
 
+absl::Status MovedFrom() {
+  return absl::FailedPreconditionError("graph: got one that was moved from, expected a live one");
+}
+
 }  // namespace
 
 DecodeGraph::DecodeGraph(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -79,9 +83,7 @@ absl::StatusOr<DecodeGraph> DecodeGraph::Create(const GraphSpec& spec, IssueLaye
 }
 
 absl::Status DecodeGraph::CheckAlive() const {
-  if (state_ == nullptr) {
-    return absl::FailedPreconditionError("graph: got one that was moved from, expected a live one");
-  }
+  if (state_ == nullptr) return MovedFrom();
   int device = 0;
   PGQA_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
   if (device == state_->device) return absl::OkStatus();
@@ -148,6 +150,7 @@ absl::Status DecodeGraph::Rebind(const GraphSpec& spec) {
 }
 
 absl::Status DecodeGraph::CheckStep(int32_t live_batch, int64_t num_pages) const {
+  if (state_ == nullptr) return MovedFrom();
   return CheckFits({spec().shape.batch, spec().max_pages}, live_batch, num_pages);
 }
 

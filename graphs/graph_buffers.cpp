@@ -85,7 +85,7 @@ absl::StatusOr<GraphBuffers> GraphBuffers::Create(const GraphSpec& spec) {
   });
   if (buffers.bytes_ == 0) return buffers;
   const auto bytes = static_cast<size_t>(buffers.bytes_);
-  const absl::StatusOr<void*> memory = AllocateDevice(bytes, bytes);
+  const absl::StatusOr<void*> memory = AllocateZeroed(bytes);
   if (!memory.ok()) return memory.status();
   buffers.memory_.reset(*memory);
   return buffers;

@@ -1,4 +1,4 @@
-// The head node of a step: the page table's indptr with the rows past the live batch made empty.
+// The head node of a step: the page table's indptr with the requests past the live batch made empty.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

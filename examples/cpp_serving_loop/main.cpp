@@ -75,7 +75,7 @@ class Loop {
   Loop(pgqa::DecodeGraph graph, cudaStream_t stream) : graph_(std::move(graph)), stream_(stream) {
     Check(cudaMallocHost(reinterpret_cast<void**>(&input_), sizeof *input_));
   }
-  ~Loop() { Check(cudaFreeHost(input_)); }
+  ~Loop() { (void)cudaFreeHost(input_); }
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
@@ -93,9 +93,10 @@ class Loop {
     Replay();
     CheckOutput();
     tokens_ += static_cast<int32_t>(requests_.size());
-    const auto done = [this](const Request& r) {
-      return r.length == r.wanted_length && pages_.Free(r);
-    };
+    const auto done = [](const Request& r) { return r.length == r.wanted_length; };
+    for (const Request& r : requests_) {
+      if (done(r)) pages_.Free(r);
+    }
     requests_.erase(std::remove_if(requests_.begin(), requests_.end(), done), requests_.end());
   }
 

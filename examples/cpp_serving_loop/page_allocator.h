@@ -27,9 +27,8 @@ class PageAllocator {
   }
 
   // Takes its pages back, to be handed out in another order; true.
-  bool Free(const Request& request) {
+  void Free(const Request& request) {
     free_.insert(free_.begin(), request.pages.begin(), request.pages.end());
-    return true;
   }
 
   // Writes the table of `requests`, to arrays that are large enough.

@@ -20,7 +20,7 @@ namespace pgqa {
 // What a caller who issues the layers of a step is given.
 struct GraphStep {
   cudaStream_t stream = nullptr;
-  PageTableView table;      // the graph's, its rows past the live batch empty
+  PageTableView table;      // the graph's, requests past the live batch empty
   WorkspaceView workspace;  // for Decode() calls of the spec's shape, one after another
 };
 
@@ -31,8 +31,8 @@ using IssueLayers = std::function<absl::Status(const GraphStep& step)>;
 
 // The graph owns memory for what its spec leaves null, and a workspace that nothing else uses. The
 // page table and the tensors are read at every replay: rewrite them in place, ordered before it as
-// any kernel's inputs are. Requests that the table says nothing of are empty rows (page_indptr
-// repeated): output 0, LSE -inf, nothing read, nothing appended. Rows past the live batch count as
+// any kernel's inputs are. Requests that the table says nothing of are empty (page_indptr
+// repeated): output 0, LSE -inf, nothing read, nothing appended. Requests past the live batch count as
 // empty whatever the table says.
 //
 // Nothing synchronises, but Create() and the destructor, which allocate and free. One thread at a

@@ -75,7 +75,7 @@ class DecodeGraph:
     def replay(self, live_batch: int | None = None, *, num_pages: int | None = None) -> None:
         """Launches the step on the current stream; does not synchronise.
 
-        live_batch: rows from there on are empty requests, from this replay on; None: as told last, at first
+        live_batch: requests from there on are empty, from this replay on; None: as told last, at first
         max_batch. num_pages: refused above max_pages. While the current stream is being captured, the
         launches are recorded there; the graph's tensors must then outlive that capture's graph.
 

@@ -34,7 +34,7 @@ class DecodeGraph(_Native):
     return_lse; k, v: [max_batch, kv_heads, head_dim] with append; each a tuple with one tensor a layer.
     page_indptr int32 [max_batch + 1], page_indices int32 [max_pages], last_page_len int32 [max_batch].
 
-    Rows beyond the requests of a step are empty: page_indptr repeated, or `replay(live_batch)`. They read
+    Requests beyond those of a step are empty: page_indptr repeated, or `replay(live_batch)`. They read
     nothing, append nothing, and give output 0 and LSE -inf.
 
     k_cache, v_cache: a tensor [pages, page_size, kv_heads, head_dim] for one layer, or a sequence for several.

@@ -160,8 +160,6 @@ Faults CheckAppend(const AppendCall& call) {
 
 namespace {
 
-RowStrides RowStridesOf(const at::Tensor& rows) { return {StrideOf(rows, 0), StrideOf(rows, 1)}; }
-
 // Of a checked call.
 AttentionShape ShapeOf(const AppendCall& call) {
   AttentionShape shape;

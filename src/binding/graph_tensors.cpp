@@ -97,8 +97,6 @@ AppendCall AppendCallOf(const GraphTensors& t, size_t layer) {
   return call;
 }
 
-RowStrides RowStridesOf(const at::Tensor& rows) { return {StrideOf(rows, 0), StrideOf(rows, 1)}; }
-
 GraphLayer LayerOf(const GraphRequest& request, const GraphTensors& t, size_t layer,
                    const AttentionOptions& options) {
   GraphLayer l;

@@ -26,6 +26,11 @@ bool ReadDType(const at::Tensor& tensor, DType* dtype);
 // The stride of a dimension, 0 where its size is 1.
 int64_t StrideOf(const at::Tensor& tensor, int64_t dim);
 
+// Of rows [batch, heads, head_dim].
+inline RowStrides RowStridesOf(const at::Tensor& rows) {
+  return {StrideOf(rows, 0), StrideOf(rows, 1)};
+}
+
 // That the memory holds the values: torch negates some views only when they are read.
 void CheckResolved(const char* name, const at::Tensor& tensor, Faults* faults);
 

@@ -11,7 +11,7 @@
 namespace pgqa {
 
 absl::StatusOr<Workspace> Workspace::Create(int64_t bytes) {
-  const absl::StatusOr<void*> data = AllocateDevice(static_cast<size_t>(bytes), 0);
+  const absl::StatusOr<void*> data = AllocateDevice(static_cast<size_t>(bytes));
   if (!data.ok()) return data.status();
   return Workspace(WorkspaceView{*data, bytes});
 }
