@@ -26,7 +26,7 @@ class PageAllocator {
     free_.pop_back();
   }
 
-  // Takes its pages back, to be handed out in another order; true.
+  // Takes its pages back, to be handed out in another order.
   void Free(const Request& request) {
     free_.insert(free_.begin(), request.pages.begin(), request.pages.end());
   }
