@@ -17,7 +17,6 @@ LATER = "belongs to a feature that pgqa does not have yet: "
 
 NOT_HERE = {
     "T33": LATER + "batch invariance",
-    "T35": LATER + "registration for torch.compile",
     "T48": BENCH,
     "4": BENCH,
     "9": BENCH,
@@ -42,6 +41,7 @@ ELSEWHERE = {
     "T17": ("test_decode", "test_page_sizes_around_page_ends"),
     "T29": ("test_windows", "test_tokens_left_of_the_window_weigh_exactly_zero"),
     "T30": ("test_windows", "test_exactly_w_plus_one_tokens_have_weight"),
+    "T35": ("test_ops", "test_compiled_whole"),
     "T37": ("test_bad_inputs", "another dtype"),
     "T39": ("test_rope", "test_thetas_and_scales"),
     "T40": ("test_rope", "test_error_at_131072_is_that_without_rope"),
