@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/types.h>
 
-#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -54,18 +53,14 @@ void CheckSameShape(const char* name, const at::Tensor& tensor, const char* othe
 
 // That what the call writes has memory for each of its elements, apart from what it reads.
 void CheckWritten(const char* name, const at::Tensor& written,
-                  std::initializer_list<const at::Tensor*> inputs, Faults* faults) {
+                  absl::Span<const at::Tensor* const> inputs, Faults* faults) {
   for (int64_t dim = 0; dim < written.dim(); ++dim) {
     if (written.size(dim) > 1 && written.stride(dim) == 0) {
       faults->push_back(FaultText(name, "stride 0 in dimension " + std::to_string(dim),
                                   "memory for each element"));
     }
   }
-  for (const at::Tensor* input : inputs) {
-    if (!Overlap(written, *input)) continue;
-    faults->push_back(FaultText(name, "memory that overlaps an input", "memory of its own"));
-    return;
-  }
+  CheckOwnMemory(name, written, inputs, faults);
 }
 
 void CheckCaches(const AppendCall& call, Faults* faults) {
@@ -85,24 +80,6 @@ void CheckCaches(const AppendCall& call, Faults* faults) {
   }
   if (call.v_cache.dim() == 4)
     CheckSameShape("v_cache", call.v_cache, "k_cache", call.k_cache, faults);
-}
-
-void CheckTable(const AppendCall& call, Faults* faults) {
-  const struct {
-    const char* name;
-    const at::Tensor& tensor;
-  } arrays[] = {{"page_indptr", call.page_indptr},
-                {"page_indices", call.page_indices},
-                {"last_page_len", call.last_page_len}};
-  for (const auto& [name, tensor] : arrays) {
-    CheckIndexTensor(name, tensor, faults);
-    if (tensor.device() != call.k.device()) {
-      faults->push_back(
-          FaultText(name, DeviceText(tensor), "one on " + call.k.device().str() + " like k"));
-    }
-  }
-  CheckSize("page_indptr", call.page_indptr, call.k.size(0) + 1, "batch + 1", faults);
-  CheckSize("last_page_len", call.last_page_len, call.k.size(0), "batch", faults);
 }
 
 void CheckQueries(const AppendCall& call, Faults* faults) {
@@ -149,7 +126,7 @@ Faults CheckAppend(const AppendCall& call) {
   if (CheckLikeKeys("v", call.v, 3, call, &faults))
     CheckSameShape("v", call.v, "k", call.k, &faults);
   CheckCaches(call, &faults);
-  CheckTable(call, &faults);
+  CheckPageTable(call.page_indptr, call.page_indices, call.last_page_len, call.k, "k", &faults);
   CheckQueries(call, &faults);
   if (call.pos_encoding_mode != 0 && call.pos_encoding_mode != 1) {
     faults.push_back(FaultText("pos_encoding_mode", std::to_string(call.pos_encoding_mode),
@@ -184,13 +161,7 @@ AppendArgs ArgsOf(const AppendCall& call) {
   args.v_cache = call.v_cache.data_ptr();
   args.k_cache_strides = CacheStridesOf(call.k_cache);
   args.v_cache_strides = CacheStridesOf(call.v_cache);
-  args.table = {static_cast<const int32_t*>(call.page_indptr.data_ptr()),
-                static_cast<const int32_t*>(call.page_indices.data_ptr()),
-                static_cast<const int32_t*>(call.last_page_len.data_ptr()),
-                call.page_indices.numel(),
-                call.k_cache.size(0),
-                static_cast<int32_t>(call.k.size(0)),
-                static_cast<int32_t>(call.k_cache.size(1))};
+  args.table = TableOf(call.page_indptr, call.page_indices, call.last_page_len, call.k_cache);
   if (call.q.has_value()) {
     args.q = call.q->data_ptr();
     args.q_strides = RowStridesOf(*call.q);

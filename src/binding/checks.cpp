@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "binding/checks.h"
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -36,34 +37,10 @@ void CheckCaches(const DecodeCall& call, Faults* faults) {
   }
 }
 
-void CheckTable(const DecodeCall& call, Faults* faults) {
-  const struct {
-    const char* name;
-    const at::Tensor& tensor;
-  } arrays[] = {{"page_indptr", call.page_indptr},
-                {"page_indices", call.page_indices},
-                {"last_page_len", call.last_page_len}};
-  for (const auto& [name, tensor] : arrays) {
-    CheckIndexTensor(name, tensor, faults);
-    if (tensor.device() != call.q.device()) {
-      faults->push_back(
-          FaultText(name, DeviceText(tensor), "one on " + call.q.device().str() + " like q"));
-    }
-  }
-  if (call.q.dim() != 3) return;
-  CheckSize("page_indptr", call.page_indptr, call.q.size(0) + 1, "batch + 1", faults);
-  CheckSize("last_page_len", call.last_page_len, call.q.size(0), "batch", faults);
-}
-
-// That what the call writes shares no memory with what it reads.
-void CheckOwnMemory(const char* name, const at::Tensor& written, const DecodeCall& call,
-                    Faults* faults) {
-  for (const at::Tensor* input : {&call.q, &call.k_cache, &call.v_cache, &call.page_indptr,
-                                  &call.page_indices, &call.last_page_len}) {
-    if (!Overlap(written, *input)) continue;
-    faults->push_back(FaultText(name, "memory that overlaps an input", "memory of its own"));
-    return;
-  }
+// What the call reads.
+std::array<const at::Tensor*, 6> InputsOf(const DecodeCall& call) {
+  return {&call.q,           &call.k_cache,      &call.v_cache,
+          &call.page_indptr, &call.page_indices, &call.last_page_len};
 }
 
 void CheckOut(const DecodeCall& call, Faults* faults) {
@@ -82,7 +59,7 @@ void CheckOut(const DecodeCall& call, Faults* faults) {
     faults->push_back(
         FaultText("out", "rows that are not 16-byte aligned", "16-byte aligned rows"));
   }
-  CheckOwnMemory("out", out, call, faults);
+  CheckOwnMemory("out", out, InputsOf(call), faults);
 }
 
 // That `written` shares no memory with `out` either.
@@ -105,7 +82,7 @@ void CheckLse(const DecodeCall& call, Faults* faults) {
   }
   if (!lse.is_contiguous())
     faults->push_back(FaultText("lse", "a strided tensor", "a contiguous one"));
-  CheckOwnMemory("lse", lse, call, faults);
+  CheckOwnMemory("lse", lse, InputsOf(call), faults);
   CheckApartFromOut("lse", lse, call, faults);
 }
 
@@ -125,7 +102,7 @@ void CheckWorkspace(const DecodeCall& call, Faults* faults) {
     faults->push_back(
         FaultText("workspace", "an address that is not 16-byte aligned", "a 16-byte aligned one"));
   }
-  CheckOwnMemory("workspace", workspace, call, faults);
+  CheckOwnMemory("workspace", workspace, InputsOf(call), faults);
   CheckApartFromOut("workspace", workspace, call, faults);
 }
 
@@ -171,16 +148,21 @@ CacheStrides CacheStridesOf(const at::Tensor& cache) {
   return {StrideOf(cache, 0), StrideOf(cache, 1), StrideOf(cache, 2)};
 }
 
-PageTableView TableOf(const DecodeCall& call) {
+PageTableView TableOf(const at::Tensor& page_indptr, const at::Tensor& page_indices,
+                      const at::Tensor& last_page_len, const at::Tensor& k_cache) {
   PageTableView table;
-  table.indptr = static_cast<const int32_t*>(call.page_indptr.data_ptr());
-  table.indices = static_cast<const int32_t*>(call.page_indices.data_ptr());
-  table.last_page_len = static_cast<const int32_t*>(call.last_page_len.data_ptr());
-  table.num_indices = call.page_indices.numel();
-  table.num_pages = call.k_cache.size(0);
-  table.batch = static_cast<int32_t>(call.q.size(0));
-  table.page_size = static_cast<int32_t>(call.k_cache.size(1));
+  table.indptr = static_cast<const int32_t*>(page_indptr.data_ptr());
+  table.indices = static_cast<const int32_t*>(page_indices.data_ptr());
+  table.last_page_len = static_cast<const int32_t*>(last_page_len.data_ptr());
+  table.num_indices = page_indices.numel();
+  table.num_pages = k_cache.size(0);
+  table.batch = static_cast<int32_t>(last_page_len.numel());
+  table.page_size = static_cast<int32_t>(k_cache.size(1));
   return table;
+}
+
+PageTableView TableOf(const DecodeCall& call) {
+  return TableOf(call.page_indptr, call.page_indices, call.last_page_len, call.k_cache);
 }
 
 Faults CheckCall(const DecodeCall& call, AttentionShape* shape, AttentionOptions* options) {
@@ -196,7 +178,7 @@ Faults CheckCall(const DecodeCall& call, AttentionShape* shape, AttentionOptions
   if (dense) CheckRows("q", call.q, &faults);
   CheckCaches(call, &faults);
   if (dense && call.k_cache.dim() == 4) ReadShape(call, shape, &faults);
-  CheckTable(call, &faults);
+  CheckPageTable(call.page_indptr, call.page_indices, call.last_page_len, call.q, "q", &faults);
   ReadOptions(call, options, &faults);
   CheckOut(call, &faults);
   CheckLse(call, &faults);

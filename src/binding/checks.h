@@ -41,6 +41,8 @@ std::vector<std::string> CheckCall(const DecodeCall& call, AttentionShape* shape
 
 // Views of checked tensors. Strides of dimensions of size 1 are 0.
 PageTableView TableOf(const DecodeCall& call);
+PageTableView TableOf(const at::Tensor& page_indptr, const at::Tensor& page_indices,
+                      const at::Tensor& last_page_len, const at::Tensor& k_cache);
 CacheStrides CacheStridesOf(const at::Tensor& cache);
 
 }  // namespace pgqa::binding

@@ -123,4 +123,34 @@ void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults
   }
 }
 
+void CheckOwnMemory(const char* name, const at::Tensor& written,
+                    absl::Span<const at::Tensor* const> inputs, Faults* faults) {
+  for (const at::Tensor* input : inputs) {
+    if (!Overlap(written, *input)) continue;
+    faults->push_back(FaultText(name, "memory that overlaps an input", "memory of its own"));
+    return;
+  }
+}
+
+void CheckPageTable(const at::Tensor& page_indptr, const at::Tensor& page_indices,
+                    const at::Tensor& last_page_len, const at::Tensor& like, const char* like_name,
+                    Faults* faults) {
+  const struct {
+    const char* name;
+    const at::Tensor& tensor;
+  } arrays[] = {{"page_indptr", page_indptr},
+                {"page_indices", page_indices},
+                {"last_page_len", last_page_len}};
+  for (const auto& [name, tensor] : arrays) {
+    CheckIndexTensor(name, tensor, faults);
+    if (tensor.device() != like.device()) {
+      faults->push_back(FaultText(name, DeviceText(tensor),
+                                  "one on " + like.device().str() + " like " + like_name));
+    }
+  }
+  if (like.dim() != 3) return;
+  CheckSize("page_indptr", page_indptr, like.size(0) + 1, "batch + 1", faults);
+  CheckSize("last_page_len", last_page_len, like.size(0), "batch", faults);
+}
+
 }  // namespace pgqa::binding

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "pgqa/types.h"
 
 namespace pgqa::binding {
@@ -52,7 +53,16 @@ void CheckSize(const char* name, const at::Tensor& tensor, int64_t expected, con
 // One array of a page table: int32, one-dimensional, contiguous.
 void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults);
 
+// The arrays of a page table of the requests of `like` [batch, heads, head_dim], on its device.
+void CheckPageTable(const at::Tensor& page_indptr, const at::Tensor& page_indices,
+                    const at::Tensor& last_page_len, const at::Tensor& like, const char* like_name,
+                    Faults* faults);
+
 // Whether two dense tensors share bytes.
 bool Overlap(const at::Tensor& a, const at::Tensor& b);
+
+// That what the call writes shares no memory with what it reads.
+void CheckOwnMemory(const char* name, const at::Tensor& written,
+                    absl::Span<const at::Tensor* const> inputs, Faults* faults);
 
 }  // namespace pgqa::binding

@@ -17,17 +17,6 @@ namespace {
 
 constexpr int32_t kInt32Max = std::numeric_limits<int32_t>::max();
 
-// A GPU of 132 workers with 8 heads.
-PartitionConfig GpuConfig() {
-  PartitionConfig config;
-  config.num_workers = 132;
-  config.warps_per_worker = 8;
-  config.num_heads = 8;
-  config.max_heads_per_worker = 8;
-  config.double_heads_from = 4000;
-  return config;
-}
-
 TEST(HeadsPerWorkerTest, DoublesEachTimeTheWorkDoubles) {
   const PartitionConfig config = GpuConfig();
   const AxisCuts cuts = CutAxes(config);

@@ -32,17 +32,6 @@ PartitionChecker Checked(const PartitionConfig& config, const std::vector<int64_
   return checker;
 }
 
-// A GPU of 132 workers with 8 heads.
-PartitionConfig GpuConfig() {
-  PartitionConfig config;
-  config.num_workers = 132;
-  config.warps_per_worker = 8;
-  config.num_heads = 8;
-  config.max_heads_per_worker = 8;
-  config.double_heads_from = 4000;
-  return config;
-}
-
 TEST(PartitionTest, HoldsForRandomBatches) {
   for (uint32_t seed = 0; seed < 3000; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);

@@ -120,4 +120,15 @@ class RandomSource {
   std::mt19937 engine_;
 };
 
+// A GPU of 132 workers with 8 heads.
+inline PartitionConfig GpuConfig() {
+  PartitionConfig config;
+  config.num_workers = 132;
+  config.warps_per_worker = 8;
+  config.num_heads = 8;
+  config.max_heads_per_worker = 8;
+  config.double_heads_from = 4000;
+  return config;
+}
+
 }  // namespace pgqa
