@@ -14,8 +14,9 @@ namespace {
 
 // Live tokens times heads a worker from which a worker of the GPU takes two heads. Measured on an H200 at head
 // dim 128 (us at 1, 2, 4, 8 heads): 8x4k, work 1986: 46, 46, 48, 54; 32 ragged 0.1-4k, 4163: 86, 83, 83, 87;
-// 64x8k, 31775: 531, 513, 503, 506. Eight heads were never the best for their reads; they are for requests of so few
-// tokens that only with eight each warp has its own (256x16: 54 us with one head).
+// 64x8k, 31775: 531, 513, 503, 506. Eight heads were never the best for their reads; they are for short requests, whose
+// pieces each warp ends alone (us with as many heads as fill three quarters of the warps, and with eight: 512x80 81, 57;
+// 4096 ragged 1-64 289, 191; equal from 96 tokens on).
 constexpr int32_t kDoubleHeadsFrom = 2000;
 constexpr int32_t kGpuMaxHeadsByWork = 4;
 constexpr int32_t kGpuMaxHeads = 8;

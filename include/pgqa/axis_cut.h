@@ -20,8 +20,9 @@ struct PartitionConfig {
   int32_t max_heads_per_worker = 1;  // a power of two, divides num_heads, <= warps_per_worker and 8
   int32_t min_tiles_per_worker = 1;  // fewer tiles than this a worker leave workers idle
   int32_t double_heads_from = 1;  // tokens * heads a worker, in whole tiles, from which it takes 2
-  int32_t max_heads_by_work = 8;  // for much work; more only fill tiles
-  int32_t min_fill_eighths = 0;   // heads double further until tiles are so full, 0 to 8
+  int32_t max_heads_by_work = 8;  // for much work; more only for short requests
+  int32_t min_fill_eighths =
+      0;  // requests are short that fill less of their one-head tiles, 0 to 8
 };
 
 // log2 of a power of two.
@@ -75,7 +76,8 @@ struct AxisCuts {
 
   // Heads a worker for a batch of `tiles` tiles of one head, `small_tiles` of max_heads_per_worker heads. Doubled each
   // time the work of a worker doubles past double_heads_from: few tokens want more workers, many want longer contiguous
-  // reads. Doubled further while short requests leave warps idle and workers have more than one tile.
+  // reads. Doubled further, while workers have more than one tile, where requests are so short that they leave tiles of
+  // one head half empty: then ending a piece costs more than its tokens, and more heads make fewer pieces.
   template <class Index>
   PGQA_HOST_DEVICE int32_t HeadsPerWorker(const PartitionConfig& config, Index tiles,
                                           Index small_tiles) const {
@@ -83,8 +85,9 @@ struct AxisCuts {
     const int32_t most_by_work = config.max_heads_by_work < most ? config.max_heads_by_work : most;
     int32_t heads = 1;
     while (heads < most_by_work && tiles >= doubling_tiles * heads) heads *= 2;
-    const int64_t wanted = int64_t{tiles} * most * config.min_fill_eighths;
-    while (heads < most && int64_t{small_tiles} * heads * 8 < wanted &&
+    const bool are_short =
+        int64_t{small_tiles} * 8 < int64_t{tiles} * most * config.min_fill_eighths;
+    while (are_short && heads < most &&
            int64_t{tiles} * (config.num_heads >> Log2(heads)) > config.num_workers) {
       heads *= 2;
     }

@@ -47,7 +47,7 @@ TEST(HeadsPerWorkerTest, StaysWithinTheMaximum) {
 }
 
 // 132 workers, 8 heads, tiles of 128 tokens for one head down to 16 for eight.
-TEST(HeadsPerWorkerTest, ShortRequestsFillTiles) {
+TEST(HeadsPerWorkerTest, ShortRequestsTakeMoreHeads) {
   PartitionConfig config = GpuConfig();
   config.max_heads_by_work = 4;
   config.min_fill_eighths = 6;
@@ -60,11 +60,10 @@ TEST(HeadsPerWorkerTest, ShortRequestsFillTiles) {
   EXPECT_EQ(heads_for(64, 16), 4);
   EXPECT_EQ(heads_for(67, 16), 8);
   EXPECT_EQ(heads_for(4096, 16), 8);
-  EXPECT_EQ(heads_for(100, 17), 4);
-  EXPECT_EQ(heads_for(100, 33), 2);  // three of four warps
-  EXPECT_EQ(heads_for(100, 64), 2);
-  EXPECT_EQ(heads_for(100, 96), 1);  // six of eight
-  EXPECT_EQ(heads_for(100, 80), 2);
+  EXPECT_EQ(heads_for(100, 80), 8);  // five of eight warps
+  EXPECT_EQ(heads_for(100, 96), 1);  // six
+  EXPECT_EQ(heads_for(64, 80), 4);
+  EXPECT_EQ(heads_for(17, 80), 2);
   EXPECT_EQ(heads_for(4096, 2000), 4);
 }
 

@@ -45,9 +45,10 @@ std::vector<std::vector<Unit>> NaiveUnits(const PartitionConfig& config,
          one_head_tiles >= first_doubling * heads) {
     heads *= 2;
   }
-  // Of the places for tokens in one-head tiles, the part that `heads` times as many small tiles would fill.
-  while (heads < most && one_head_tiles * config.num_heads / heads > config.num_workers &&
-         8 * heads * count_tiles(most) < config.min_fill_eighths * one_head_tiles * most) {
+  // Small tiles that hold tokens, of those that the one-head tiles have room for.
+  const bool are_short = 8 * count_tiles(most) < config.min_fill_eighths * one_head_tiles * most;
+  while (are_short && heads < most &&
+         one_head_tiles * config.num_heads / heads > config.num_workers) {
     heads *= 2;
   }
   const int64_t tile_tokens = int64_t{config.stage_tokens} * config.warps_per_worker / heads;
