@@ -25,8 +25,8 @@ absl::Status CheckSameStep(const GraphSpec& got, const GraphSpec& expected) {
   same.layers = expected.layers;
   if (!(same == expected)) {
     return absl::InvalidArgumentError(
-        "spec: got another shape, live_batch, return_lse, append or rotate_appended, expected "
-        "those of the captured graph");
+        "spec: got another shape, live_batch, return_lse, append, rotate_appended or "
+        "dependent_launch, expected those of the captured graph");
   }
   if (got.page_indices == nullptr && got.max_pages > expected.max_pages) {
     return absl::InvalidArgumentError(absl::StrCat("max_pages: got ", got.max_pages,
@@ -67,6 +67,10 @@ absl::StatusOr<DecodeGraph> DecodeGraph::Create(const GraphSpec& spec, IssueLaye
   absl::StatusOr<GraphSpec> filled = buffers->Fill(spec);
   if (!filled.ok()) return filled.status();
   if (absl::Status s = CheckAddresses(*filled, device); !s.ok()) return s;
+  int major = 0;
+  PGQA_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  filled->dependent_launch &= major >= 9;
   StepIssuer issuer(*std::move(filled), *plan, std::move(issue));
   absl::StatusOr<Workspace> scratch = Workspace::Create(issuer.scratch_bytes());
   if (!scratch.ok()) return scratch.status();
@@ -145,6 +149,7 @@ absl::Status DecodeGraph::Rebind(const GraphSpec& spec) {
   absl::StatusOr<GraphSpec> filled = state_->buffers.Fill(spec);
   if (!filled.ok()) return filled.status();
   if (absl::Status s = CheckAddresses(*filled, state_->device); !s.ok()) return s;
+  filled->dependent_launch = state_->issuer.spec().dependent_launch;
   return state_->Exchange(
       StepIssuer(*std::move(filled), state_->issuer.plan(), state_->issuer.issue()));
 }

@@ -1,6 +1,8 @@
 // Copies an indptr so that it repeats from the live batch on.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/cuda_status.h"
+#include "cuda/kernel_launch.h"
+#include "cuda/ptx.cuh"
 #include "graphs/live_rows.h"
 
 namespace pgqa {
@@ -9,6 +11,7 @@ namespace {
 constexpr int32_t kThreads = 256;
 
 __global__ void LiveRowsKernel(const __grid_constant__ LiveRowsArgs args) {
+  ptx::AllowDependentGrid();
   const int32_t i = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
   if (i <= args.batch) args.live_indptr[i] = args.indptr[min(i, args.live_batch)];
 }
@@ -16,9 +19,8 @@ __global__ void LiveRowsKernel(const __grid_constant__ LiveRowsArgs args) {
 }  // namespace
 
 absl::Status LaunchLiveRows(const LiveRowsArgs& args, cudaStream_t stream) {
-  void* arguments[] = {const_cast<LiveRowsArgs*>(&args)};
-  return CudaStatus(cudaLaunchKernel(&LiveRowsKernel, dim3(args.batch / kThreads + 1),
-                                     dim3(kThreads), arguments, 0, stream),
+  return CudaStatus(Launch(reinterpret_cast<const void*>(&LiveRowsKernel),
+                           dim3(args.batch / kThreads + 1), dim3(kThreads), 0, false, args, stream),
                     "live rows kernel launch");
 }
 

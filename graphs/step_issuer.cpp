@@ -48,7 +48,10 @@ DecodeArgs DecodeArgsOf(const GraphLayer& layer, const PageTableView& table) {
 }  // namespace
 
 StepIssuer::StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayers issue)
-    : spec_(std::move(filled_spec)), plan_(plan), issue_(std::move(issue)) {
+    : spec_(std::move(filled_spec)),
+      plan_(plan),
+      issue_(std::move(issue)),
+      layers_read_outputs_(LayersReadOutputs(spec_)) {
   const AttentionShape& shape = spec_.shape;
   live_indptr_offset_ = Aligned(plan_.workspace_bytes);
   turned_q_offset_ = live_indptr_offset_ + Aligned((int64_t{shape.batch} + 1) * 4);
@@ -81,21 +84,32 @@ absl::Status StepIssuer::Issue(const WorkspaceView& scratch, std::optional<int32
   if (issue_ != nullptr) return issue_(step);
   void* turned_q = static_cast<char*>(scratch.data) + turned_q_offset_;
   for (size_t i = 0; i < spec_.layers.size(); ++i) {
-    if (absl::Status s = IssueLayer(spec_.layers[i], step, turned_q); !s.ok()) {
+    const bool is_first_launch = i == 0 && !live_batch.has_value();
+    if (absl::Status s = IssueLayer(i, step, turned_q, is_first_launch); !s.ok()) {
       return absl::Status(s.code(), absl::StrCat(s.message(), " (layer ", i, ")"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status StepIssuer::IssueLayer(const GraphLayer& layer, const GraphStep& step,
-                                    void* turned_q) const {
+// What a layer reads was written before the step, but for keys, values and turned q that it appends.
+Dependence StepIssuer::DependenceOf(bool is_first_layer, bool is_first_launch) const {
+  if (!spec_.dependent_launch || is_first_launch) return Dependence::kStream;
+  if (layers_read_outputs_ || is_first_layer) return Dependence::kAny;
+  return spec_.append ? Dependence::kTensors : Dependence::kNothing;
+}
+
+absl::Status StepIssuer::IssueLayer(size_t index, const GraphStep& step, void* turned_q,
+                                    bool is_first_launch) const {
+  const GraphLayer& layer = spec_.layers[index];
   DecodeArgs decode = DecodeArgsOf(layer, step.table);
+  decode.dependence = DependenceOf(index == 0, is_first_launch && !spec_.append);
   if (spec_.return_lse) decode.lse = layer.lse;
   if (spec_.append) {
     AttentionShape shape = spec_.shape;
     shape.pos_encoding = PosEncoding::kNone;
     AppendArgs append = AppendArgsOf(layer, step.table);
+    append.launched_early = spec_.dependent_launch && !is_first_launch;
     if (spec_.rotate_appended) {
       shape.pos_encoding = PosEncoding::kRopeLlama;
       append.q = layer.q;

@@ -34,7 +34,10 @@ class StepIssuer {
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
  private:
-  absl::Status IssueLayer(const GraphLayer& layer, const GraphStep& step, void* turned_q) const;
+  absl::Status IssueLayer(size_t index, const GraphStep& step, void* turned_q,
+                          bool is_first_launch) const;
+  // Of a layer's attention on what the launches of the step before it write.
+  Dependence DependenceOf(bool is_first_layer, bool is_first_launch) const;
 
   GraphSpec spec_;
   LaunchPlan plan_;
@@ -42,6 +45,7 @@ class StepIssuer {
   int64_t live_indptr_offset_ = 0;
   int64_t turned_q_offset_ = 0;
   int64_t scratch_bytes_ = 0;
+  bool layers_read_outputs_;
 };
 
 }  // namespace pgqa

@@ -3,7 +3,11 @@
 #include "pgqa/graph_spec.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <initializer_list>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "pgqa/validate.h"
@@ -29,7 +33,58 @@ Number RoundedUp(Number value, Number most) {
   return rounded < value ? most : std::min(rounded, most);
 }
 
+// Half-open run of addresses.
+struct Memory {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+};
+
+// From the first to the last element of a tensor of 2-byte elements with the sizes and strides given and a contiguous
+// row of `columns`; empty without elements.
+Memory Span(const void* address, std::initializer_list<std::pair<int64_t, int64_t>> dimensions,
+            int64_t columns) {
+  int64_t first = 0;
+  int64_t last = 0;
+  for (const auto& [size, stride] : dimensions) {
+    if (size == 0 || address == nullptr) return {};
+    (stride < 0 ? first : last) += (size - 1) * stride;
+  }
+  const auto base = reinterpret_cast<uintptr_t>(address);
+  return {base + first * 2, base + (last + columns) * 2};
+}
+
+bool Overlap(const Memory& a, const Memory& b) { return a.begin < b.end && b.begin < a.end; }
+
 }  // namespace
+
+bool LayersReadOutputs(const GraphSpec& spec) {
+  const AttentionShape& s = spec.shape;
+  std::vector<Memory> written;
+  for (const GraphLayer& layer : spec.layers) {
+    const int64_t rows = int64_t{s.batch} * s.num_query_heads;
+    written.push_back(Span(layer.out, {{rows, s.head_dim}}, s.head_dim));
+    written.push_back(Span(layer.lse, {{2 * rows, 1}}, 1));
+  }
+  const auto is_written = [&](const Memory& memory) {
+    return std::any_of(written.begin(), written.end(),
+                       [&](const Memory& other) { return Overlap(memory, other); });
+  };
+  const auto cache = [&](const void* address, const CacheStrides& strides) {
+    return Span(address,
+                {{spec.num_pages, strides.page},
+                 {s.page_size, strides.token},
+                 {s.num_kv_heads, strides.head}},
+                s.head_dim);
+  };
+  return std::any_of(spec.layers.begin(), spec.layers.end(), [&](const GraphLayer& layer) {
+    return is_written(
+               Span(layer.q,
+                    {{s.batch, layer.q_strides.batch}, {s.num_query_heads, layer.q_strides.head}},
+                    s.head_dim)) ||
+           is_written(cache(layer.k_cache, layer.k_cache_strides)) ||
+           is_written(cache(layer.v_cache, layer.v_cache_strides));
+  });
+}
 
 absl::Status ValidateGraphSpec(const GraphSpec& spec) {
   if (absl::Status s = ValidateShape(spec.shape, Backend::kGpu); !s.ok()) return s;

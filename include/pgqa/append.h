@@ -32,6 +32,8 @@ struct AppendArgs {
   RowStrides q_out_strides;
   double rope_scale = 1.0;
   double rope_theta = 10000.0;
+  bool launched_early =
+      false;  // before the kernel before it has ended, for which it waits; see Dependence
 };
 
 // Writes k and v of every live request: one that has a token and whose last page is one of the

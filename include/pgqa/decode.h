@@ -28,6 +28,7 @@ struct DecodeArgs {
   void* out = nullptr;   // [batch, query_heads, head_dim], contiguous, 16-byte aligned
   float* lse = nullptr;  // [batch, query_heads] natural log-sum-exp; null: not written
   AttentionOptions options;
+  Dependence dependence = Dependence::kStream;
 };
 
 // Memory that a call works in; valid until the call's kernel has run. Whatever it holds does no harm, before a call and

@@ -48,6 +48,7 @@ struct GraphSpec {
       false;  // writes k and v into the caches before each layer; the table counts the new token
   bool rotate_appended =
       false;  // appends keys turned by RoPE and turns q alike; shape.pos_encoding is kNone
+  bool dependent_launch = true;    // launches of a step begin before the one before has ended
   std::vector<GraphLayer> layers;  // at least 1
 };
 
@@ -66,6 +67,9 @@ struct GraphCapacity {
 // All that is wrong with a spec apart from its addresses, which have no meaning here:
 // InvalidArgument.
 absl::Status ValidateGraphSpec(const GraphSpec& spec);
+
+// Whether a layer reads memory that a layer writes: its q or caches overlap an output or LSE.
+bool LayersReadOutputs(const GraphSpec& spec);
 
 // InvalidArgument unless a step of `live_batch` requests and `num_pages` entries fits `capacity`.
 absl::Status CheckFits(const GraphCapacity& capacity, int32_t live_batch, int64_t num_pages);
@@ -93,9 +97,10 @@ inline auto Fields(const GraphLayer& l) {
                         Fields(l.k_strides), Fields(l.v_strides), Fields(l.options));
 }
 inline auto Fields(const GraphSpec& s) {
-  return std::tuple_cat(Fields(s.shape), std::tie(s.max_pages, s.num_pages, s.page_indptr,
-                                                  s.page_indices, s.last_page_len, s.live_batch,
-                                                  s.return_lse, s.append, s.rotate_appended));
+  return std::tuple_cat(
+      Fields(s.shape),
+      std::tie(s.max_pages, s.num_pages, s.page_indptr, s.page_indices, s.last_page_len,
+               s.live_batch, s.return_lse, s.append, s.rotate_appended, s.dependent_launch));
 }
 
 }  // namespace graph_key_internal

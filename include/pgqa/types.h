@@ -49,4 +49,14 @@ struct RowStrides {
   int64_t head = 0;
 };
 
+// What a call reads of that which the kernels between it and the last call with kStream or kAny have written; kStream:
+// the call is launched when they have ended. Otherwise it is launched ahead of that (programmatic dependent launch, from
+// compute capability 9.0 on), and waits for their end as late as it may, at the latest before its first write.
+enum class Dependence : int32_t {
+  kStream,
+  kAny,
+  kTensors,  // q and the caches, not the page table
+  kNothing,  // as a layer of a step that follows another
+};
+
 }  // namespace pgqa

@@ -71,6 +71,7 @@ class DecodeGraph:
         append: bool,
         rotate_appended: bool,
         live_batch: bool,
+        dependent_launch: bool,
     ) -> None: ...
     def replay(self, live_batch: int | None = None, *, num_pages: int | None = None) -> None:
         """Launches the step on the current stream; does not synchronise.

@@ -216,6 +216,7 @@ GraphSpec SpecOf(const GraphRequest& request, const GraphTensors& tensors) {
   spec.page_indices = static_cast<const int32_t*>(tensors.page_indices.data_ptr());
   spec.last_page_len = static_cast<const int32_t*>(tensors.last_page_len.data_ptr());
   spec.live_batch = request.live_batch;
+  spec.dependent_launch = request.dependent_launch;
   spec.return_lse = request.return_lse;
   spec.append = request.append;
   spec.rotate_appended = request.rotate_appended;

@@ -63,6 +63,7 @@ struct GraphRequest {
   bool append = false;
   bool rotate_appended = false;
   bool live_batch = true;
+  bool dependent_launch = true;
 };
 
 // Puts the tensors and lists of tensors of a dict into their places, by name; None leaves one as it

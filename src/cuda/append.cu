@@ -7,6 +7,7 @@
 
 #include "cuda/append_kernel.cuh"
 #include "cuda/cuda_status.h"
+#include "cuda/kernel_launch.h"
 #include "pgqa/append.h"
 
 namespace pgqa {
@@ -74,15 +75,13 @@ absl::Status Append(const AttentionShape& shape, const AppendArgs& args, cudaStr
   if (absl::Status s = ValidateShape(shape, Backend::kGpu); !s.ok()) return s;
   if (absl::Status s = ValidateAppend(shape, args); !s.ok()) return s;
   if (args.table.batch == 0) return absl::OkStatus();
-  AppendParams params = MakeParams(shape, args);
+  const AppendParams params = MakeParams(shape, args);
   const bool turned = shape.pos_encoding == PosEncoding::kRopeLlama;
   const bool wide = IsWide(params, turned);
   const void* kernel = shape.dtype == DType::kBFloat16 ? KernelFor<__nv_bfloat16>(wide, turned)
                                                        : KernelFor<__half>(wide, turned);
-  // Not <<<>>>: its status would have to be told from errors that the application left behind.
-  void* arguments[] = {&params};
-  return CudaStatus(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(args.table.batch)),
-                                     dim3(kAppendThreads), arguments, 0, stream),
+  return CudaStatus(Launch(kernel, dim3(static_cast<unsigned>(args.table.batch)),
+                           dim3(kAppendThreads), 0, args.launched_early, params, stream),
                     "append kernel launch");
 }
 

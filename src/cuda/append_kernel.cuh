@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/ptx.cuh"
 #include "pgqa/page_table.h"
 #include "pgqa/types.h"
 #include "pgqa/validate.h"
@@ -108,6 +109,8 @@ template <class Element, int kWidth, bool kTurned>
 __global__ void __launch_bounds__(kAppendThreads)
     AppendKernel(const __grid_constant__ AppendParams params) {
   __shared__ float2 rotations[kTurned ? kMaxGpuHeadDim / 2 : 1];
+  ptx::WaitForPrecedingGrid();
+  ptx::AllowDependentGrid();
   const PageTableView& table = params.table;
   const int32_t request = static_cast<int32_t>(blockIdx.x);
   const int64_t position = table.KvLength(request) - 1;

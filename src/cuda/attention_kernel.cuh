@@ -151,7 +151,8 @@ class PieceComputer {
   __device__ __forceinline__ void FinishIfDue(const char* stage) {
     if (tiles_left_ != 0) return;
     FindSlots();
-    __syncwarp();  // the merge area is free, and the slots are known
+    ptx::WaitForPrecedingGrid();  // it may be writing partials yet
+    __syncwarp();                 // the merge area is free, and the slots are known
     const int32_t first_warp = role_.team * role_.team_size;
     FinishPiece<Traits>(params_, role_, Target(), accumulator_,
                         reinterpret_cast<float*>(layout_.MergeAreaOf(first_warp, stage, Warp())));
@@ -223,7 +224,8 @@ class PieceComputer {
 // the page ids of the one 2 * num_stages later fetched; where a piece ends, its merge comes last, while the copies are
 // under way. One loop, so that the code of each phase exists once: in a short call cold instructions cost more than
 // anything else. What needs no keys is done while the first are on their way. q is asked for at the top of a step: a
-// load that is in flight at the bottom would be waited for there.
+// load that is in flight at the bottom would be waited for there. Nothing is written, and the kernel does not end, before
+// the preceding grid has ended: a grid that did not wait could end before it, and the one behind would not know.
 template <class Traits>
 __device__ __forceinline__ void StreamShare(const AttentionParams& params,
                                             const WorkerPlan<typename Traits::Index>& plan,
@@ -248,11 +250,16 @@ __device__ __forceinline__ void StreamShare(const AttentionParams& params,
     if (kMergesApart && step >= kFirstComputed) computer.FinishIfDue(nullptr);
     if (step == kFirstComputed - 1) {
       computer.FindSlots();
-      if (!PGQA_LIKELY(!plan.has_empty_requests)) WriteEmptyRequests(params);
+      ptx::AllowDependentGrid();
+      if (!PGQA_LIKELY(!plan.has_empty_requests)) {
+        ptx::WaitForPrecedingGrid();
+        WriteEmptyRequests(params);
+      }
       frame.Prepare(plan.partition.tile_tokens, num_tiles, layout.Frame(threadIdx.x / kWarpSize),
                     layout.RowRotations());
     }
   }
+  ptx::WaitForPrecedingGrid();
 }
 
 // Brings the page ids to the L2, so that they are there when the plan tells which are wanted.
@@ -269,7 +276,7 @@ __global__ void __launch_bounds__(Traits::kMaxThreads, 1)
   const int32_t warp = threadIdx.x / kWarpSize;
   const SharedLayout<Traits> layout{shared, static_cast<int32_t>(blockDim.x) / kWarpSize};
 
-  ptx::WaitForPrecedingGrid();
+  if (params.dependence <= Dependence::kAny) ptx::WaitForPrecedingGrid();
   PrefetchPageIds(params.table);
   // What needs no lengths is computed while the rows of the page table arrive.
   RowWindow<typename Traits::Index> rows;
@@ -277,6 +284,7 @@ __global__ void __launch_bounds__(Traits::kMaxThreads, 1)
   Frame<Traits> frame(params);
   const auto plan = PlanWorker(params.partition, params.axis_cuts, params.table, params.window_left,
                                shared, &rows);
+  if (params.dependence == Dependence::kTensors) ptx::WaitForPrecedingGrid();
   const WarpRole role = RoleOf(warp, layout.num_warps, plan.partition.heads_per_worker);
   StageLoader<Traits> loader(params, plan, rows, role, layout.Ring(warp), layout.Scratch(warp));
   PieceComputer<Traits> computer(params, plan, role, layout);

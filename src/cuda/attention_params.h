@@ -20,6 +20,7 @@ struct RopeParams {
 // In the order of first use: constants are fetched line by line, and a miss stalls all warps.
 struct AttentionParams {
   PageTableView table;
+  Dependence dependence = Dependence::kStream;
   PartitionConfig partition;
   AxisCuts axis_cuts;
   int32_t window_left = -1;

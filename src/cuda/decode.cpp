@@ -119,6 +119,7 @@ AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
   p.k_strides = InBytes(args.k_strides);
   p.v_strides = InBytes(args.v_strides);
   p.table = args.table;
+  p.dependence = args.dependence;
   p.page_divisor = Divisor(args.table.page_size);
   p.partition = plan.partition;
   p.axis_cuts = CutAxes(plan.partition);

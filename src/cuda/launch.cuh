@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention_kernel.cuh"
+#include "cuda/kernel_launch.h"
 #include "cuda/launch.h"
 
 namespace pgqa {
@@ -15,11 +16,9 @@ cudaError_t LaunchKernel(const LaunchPlan& plan, const AttentionParams& params,
   const cudaError_t status = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.kernel.shared_memory_bytes);
   if (status != cudaSuccess) return status;
-  // Not <<<>>>: its status would have to be told from errors that the application left behind.
-  void* arguments[] = {const_cast<AttentionParams*>(&params)};
-  return cudaLaunchKernel(kernel, dim3(plan.partition.num_workers),
-                          dim3(plan.kernel.num_warps * kWarpSize), arguments,
-                          plan.kernel.shared_memory_bytes, stream);
+  return Launch(reinterpret_cast<const void*>(kernel), dim3(plan.partition.num_workers),
+                dim3(plan.kernel.num_warps * kWarpSize), plan.kernel.shared_memory_bytes,
+                params.dependence != Dependence::kStream, params, stream);
 }
 
 template <class Tile>

@@ -83,6 +83,13 @@ __device__ __forceinline__ void WaitForPrecedingGrid() {
 #endif
 }
 
+// Lets the grid that programmatically depends on this one be launched, once every CTA has come here or ended.
+__device__ __forceinline__ void AllowDependentGrid() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float Reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

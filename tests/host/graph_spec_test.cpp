@@ -51,7 +51,7 @@ std::vector<NamedChange> ShapeChanges() {
 
 std::vector<NamedChange> SpecChanges() {
   [[maybe_unused]] const auto [shape, max_pages, num_pages, indptr, indices, last, live, lse,
-                               append, rotate, layers] = GraphSpec();
+                               append, rotate, dependent, layers] = GraphSpec();
   return {
       {"max_pages", [](GraphKey* k) { ++k->spec.max_pages; }},
       {"num_pages", [](GraphKey* k) { ++k->spec.num_pages; }},
@@ -62,6 +62,7 @@ std::vector<NamedChange> SpecChanges() {
       {"last_page_len",
        [](GraphKey* k) { k->spec.last_page_len = static_cast<const int32_t*>(Address(64)); }},
       {"live_batch", [](GraphKey* k) { k->spec.live_batch = !k->spec.live_batch; }},
+      {"dependent_launch", [](GraphKey* k) { k->spec.dependent_launch ^= true; }},
       {"return_lse", [](GraphKey* k) { k->spec.return_lse = !k->spec.return_lse; }},
       {"append", [](GraphKey* k) { k->spec.append = !k->spec.append; }},
       {"rotate_appended", [](GraphKey* k) { k->spec.rotate_appended = !k->spec.rotate_appended; }},
@@ -193,6 +194,52 @@ TEST(GraphCapacity, BucketsArePowersOfTwoUpToTheLimit) {
   EXPECT_FALSE(BucketFor(limit, 1, 1001).ok());
   constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
   EXPECT_EQ(BucketFor({kMax, kMax}, kMax - 1, kMax)->max_batch, kMax);
+}
+
+// Two layers whose tensors lie apart: q at 1 MB, caches at 2 and 3, outputs at 4, a layer 64 MB from the other.
+GraphSpec SpecOfApartLayers() {
+  GraphSpec spec = MakeKey().spec;
+  uintptr_t base = 0;
+  for (GraphLayer& layer : spec.layers) {
+    const auto place = [&](uintptr_t megabytes) {
+      return const_cast<void*>(Address(base + (megabytes << 20)));
+    };
+    layer.q = place(1);
+    layer.q_strides = {32 * 128, 128};
+    layer.k_cache = place(2);
+    layer.v_cache = place(12);
+    layer.k_cache_strides = layer.v_cache_strides = {16 * 8 * 128, 8 * 128, 128};
+    layer.out = place(22);
+    layer.lse = static_cast<float*>(place(23));
+    base += uintptr_t{64} << 20;
+  }
+  return spec;
+}
+
+TEST(LayersReadOutputs, FindsEveryOverlap) {
+  EXPECT_FALSE(LayersReadOutputs(SpecOfApartLayers()));
+  const uintptr_t q_bytes = 8 * 32 * 128 * 2;
+  const auto reads_when = [&](const std::function<void(GraphSpec*)>& change) {
+    GraphSpec spec = SpecOfApartLayers();
+    change(&spec);
+    return LayersReadOutputs(spec);
+  };
+  EXPECT_TRUE(reads_when([](GraphSpec* s) { s->layers[1].q = s->layers[0].out; }));
+  EXPECT_TRUE(reads_when([](GraphSpec* s) { s->layers[0].q = s->layers[1].out; }));
+  EXPECT_TRUE(reads_when([](GraphSpec* s) { s->layers[1].k_cache = s->layers[0].out; }));
+  EXPECT_TRUE(reads_when([](GraphSpec* s) { s->layers[1].v_cache = s->layers[0].lse; }));
+  const auto q_ends = [&](int64_t behind_out) {
+    return [=](GraphSpec* s) {
+      s->layers[1].q = static_cast<const char*>(s->layers[0].out) - q_bytes + behind_out;
+    };
+  };
+  EXPECT_FALSE(reads_when(q_ends(0)));
+  EXPECT_TRUE(reads_when(q_ends(2)));
+  // A negative stride reaches back from the address.
+  EXPECT_TRUE(reads_when([](GraphSpec* s) {
+    s->layers[1].q = static_cast<const char*>(s->layers[0].out) + (1 << 20);
+    s->layers[1].q_strides.batch = -(1 << 18);
+  }));
 }
 
 }  // namespace
