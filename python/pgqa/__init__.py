@@ -22,11 +22,13 @@ from pgqa._pgqa import (
     workspace_bytes,
     workspace_usage,
 )
+from pgqa._warmup import WarmupShape, warmup
 from pgqa.graph import DecodeGraph
 
 __all__ = [
     "DecodeGraph",
     "Schedule",
+    "WarmupShape",
     "append_kv",
     "build_info",
     "decode",
@@ -35,6 +37,7 @@ __all__ = [
     "supports",
     "supports_shape",
     "validate_page_table",
+    "warmup",
     "workspace_bytes",
     "workspace_usage",
 ]
