@@ -25,9 +25,12 @@ from pgqa._pgqa import (
 from pgqa._recording import record
 from pgqa._warmup import WarmupShape, warmup
 from pgqa.graph import DecodeGraph
+from pgqa.graph_cache import DecodeGraphCache, GraphCacheUsage
 
 __all__ = [
     "DecodeGraph",
+    "DecodeGraphCache",
+    "GraphCacheUsage",
     "Schedule",
     "WarmupShape",
     "append_kv",
