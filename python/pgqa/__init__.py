@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch  # Loads the libraries that the module links by name.
 
-from pgqa import _pgqa, ops  # ops: defines torch.ops.pgqa
+from pgqa import _pgqa, _recording, ops  # ops: defines torch.ops.pgqa
 from pgqa._pgqa import (
     Schedule,
     build_info,
@@ -22,19 +22,27 @@ from pgqa._pgqa import (
     workspace_bytes,
     workspace_usage,
 )
+from pgqa._recording import record
+from pgqa._warmup import WarmupShape, warmup
 from pgqa.graph import DecodeGraph
+from pgqa.graph_cache import DecodeGraphCache, GraphCacheUsage
 
 __all__ = [
     "DecodeGraph",
+    "DecodeGraphCache",
+    "GraphCacheUsage",
     "Schedule",
+    "WarmupShape",
     "append_kv",
     "build_info",
     "decode",
     "ops",
+    "record",
     "schedule",
     "supports",
     "supports_shape",
     "validate_page_table",
+    "warmup",
     "workspace_bytes",
     "workspace_usage",
 ]
@@ -78,7 +86,7 @@ def decode(
     Raises ValueError or TypeError, naming the argument, before anything is launched;
     RuntimeError when CUDA fails.
     """
-    return _pgqa.decode(
+    return _recording.decode(
         q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,
         logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta, out, return_lse, workspace,
     )
@@ -114,7 +122,7 @@ def append_kv(
     CPU tensors it is done when it returns. ValueError or TypeError name the argument, before anything is
     written; RuntimeError when CUDA fails.
     """
-    return _pgqa.append_kv(
+    return _recording.append_kv(
         k, v, k_cache, v_cache, page_indptr, page_indices, last_page_len, q, q_out,
         pos_encoding_mode, rope_scale, rope_theta,
     )

@@ -1,4 +1,4 @@
-"""Command line of the package: `python -m pgqa info`."""
+"""Command line of the package: `python -m pgqa info` and `python -m pgqa replay FILE`."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 
 import torch
 
 import pgqa
+from pgqa import _replay
 
 
 def device_lines() -> list[str]:
@@ -43,12 +45,20 @@ def info() -> None:
         print(f"{name:<17} {value}")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m pgqa", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help=info.__doc__).set_defaults(run=info)
-    parser.parse_args().run()
+    commands.add_parser("info", help=info.__doc__)
+    replay = commands.add_parser("replay", help=_replay.replay.__doc__, description=_replay.replay.__doc__)
+    replay.add_argument("file", help="one that pgqa.record has written")
+    replay.add_argument("--device", help="cpu, cuda or cuda:N; by default the recorded one where it is there")
+    replay.add_argument("--seed", type=int, default=0, help="of the values that were not recorded")
+    arguments = parser.parse_args()
+    if arguments.command == "replay":
+        return _replay.replay(arguments.file, arguments.device, arguments.seed)
+    info()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -237,5 +237,11 @@ def validate_page_table(
     """
 
 def workspace_usage() -> WorkspaceUsage: ...
+def graph_capacity(max_batch: int, max_pages: int, live_batch: int, num_pages: int) -> tuple[int, int]:
+    """Batch and page entries of the graph that serves such a step: rounded up to powers of two, at most the first two.
+
+    ValueError where the step exceeds them.
+    """
+
 def register_ops() -> None:
     """Defines the operators of pgqa.ops, once a process."""

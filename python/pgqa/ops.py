@@ -1,7 +1,7 @@
-"""Operators of torch, for torch.compile and callers in C++: torch.ops.pgqa.decode, decode_with_lse and decode_out.
+"""Operators of torch, for torch.compile and callers in C++: torch.ops.pgqa.decode and its kin, and append_kv.
 
-The first six arguments are the tensors of `pgqa.decode`, then sm_scale (None: head_dim ** -0.5); the scalars and
-their defaults are those of `pgqa.decode` too, and so are stream, synchronisation and errors.
+The first six arguments of those that decode are the tensors of `pgqa.decode`, then sm_scale (None: head_dim ** -0.5);
+the scalars and their defaults are those of `pgqa.decode` too, and so are stream, synchronisation and errors.
 
 decode(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left=-1,
        logits_soft_cap=0.0, pos_encoding_mode=0, rope_scale=1.0, rope_theta=10000.0) -> Tensor
@@ -13,6 +13,10 @@ decode_out(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_sca
     Writes `out`, contiguous, of q's shape and dtype, and where given `lse`, contiguous float32 [batch, query_heads],
     natural log; neither may share memory with an input. Allocates no tensor, but a workspace while torch captures a
     graph.
+append_kv(k, v, k_cache, v_cache, page_indptr, page_indices, last_page_len, q=None, q_out=None,
+          pos_encoding_mode=0, rope_scale=1.0, rope_theta=10000.0) -> ()
+    As `pgqa.append_kv`, but returns nothing: turned queries go to `q_out`, which has to be given beside q and may be
+    q itself. Marked as written: k_cache, v_cache, q_out. Allocates nothing.
 
 Defined by `import pgqa`. Arguments may be given by position, which costs least. There is no backward: tensors that
 require grad are refused while grad mode is on. ValueError names the argument, before anything is launched.
@@ -40,4 +44,9 @@ def _decode_with_lse(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.T
 
 @torch.library.register_fake("pgqa::decode_out")
 def _decode_out(q: torch.Tensor, *_: object) -> None:
+    return None
+
+
+@torch.library.register_fake("pgqa::append_kv")
+def _append_kv(*_: object) -> None:
     return None

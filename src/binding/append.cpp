@@ -6,6 +6,7 @@
 #include <torch/types.h>
 
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "binding/args.h"
@@ -176,7 +177,8 @@ AppendArgs ArgsOf(const AppendCall& call) {
 absl::Status Run(const AppendCall& call, const AttentionShape& shape) {
   const AppendArgs args = ArgsOf(call);
   if (call.k.is_cpu()) {
-    const py::gil_scoped_release no_gil;
+    std::optional<py::gil_scoped_release> no_gil;
+    if (PyGILState_Check() != 0) no_gil.emplace();
     return AppendOnCpu(shape, args);
   }
 #if PGQA_WITH_CUDA
@@ -204,16 +206,20 @@ py::object AppendKv(Object k, Object v, Object k_cache, Object v_cache, Object p
   call.pos_encoding_mode = ToInt("pos_encoding_mode", pos_encoding_mode);
   call.rope_scale = ToDouble("rope_scale", rope_scale);
   call.rope_theta = ToDouble("rope_theta", rope_theta);
-  const Faults faults = CheckAppend(call);
-  if (!faults.empty()) throw py::value_error(faults.front());
-  const bool fresh = call.q.has_value() && !call.q_out.has_value();
-  if (fresh) call.q_out = at::empty(call.q->sizes(), call.q->options().requires_grad(false));
-  ThrowIfError(Run(call, ShapeOf(call)));
+  ThrowIfError(RunAppend(&call));
   if (!call.q.has_value()) return py::none();
-  return fresh ? py::reinterpret_steal<py::object>(THPVariable_Wrap(*call.q_out)) : q_out;
+  return q_out.is_none() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(*call.q_out)) : q_out;
 }
 
 }  // namespace
+
+absl::Status RunAppend(AppendCall* call) {
+  const Faults faults = CheckAppend(*call);
+  if (!faults.empty()) return absl::InvalidArgumentError(faults.front());
+  if (call->q.has_value() && !call->q_out.has_value())
+    call->q_out = at::empty(call->q->sizes(), call->q->options().requires_grad(false));
+  return Run(*call, ShapeOf(*call));
+}
 
 void DefineAppend(py::module_& m) {
   m.def("append_kv", &AppendKv, py::arg("k"), py::arg("v"), py::arg("k_cache"), py::arg("v_cache"),

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/status/status.h"
 #include "binding/tensor_checks.h"
 
 namespace pgqa::binding {
@@ -23,6 +24,10 @@ struct AppendCall {
 
 // Everything that is wrong with the tensors of a call, in argument order. Reads no tensor values.
 Faults CheckAppend(const AppendCall& call);
+
+// Checks a call and runs it: InvalidArgument with the first fault, before anything is written. A call with q and
+// without q_out is given a fresh one. With or without the GIL.
+absl::Status RunAppend(AppendCall* call);
 
 void DefineAppend(pybind11::module_& m);
 

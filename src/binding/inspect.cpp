@@ -7,12 +7,14 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "binding/args.h"
 #include "binding/backend.h"
 #include "binding/tensor_checks.h"
+#include "pgqa/graph_spec.h"
 #include "pgqa/schedule.h"
 #include "pgqa/validate.h"
 
@@ -211,6 +213,21 @@ void DefineSchedule(py::module_& m) {
         py::arg("device") = py::none());
 }
 
+py::tuple CapacityFor(const py::object& max_batch, const py::object& max_pages,
+                      const py::object& live_batch, const py::object& num_pages) {
+  const auto read = [](const char* name, const py::object& object, int32_t least) {
+    constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+    const int64_t value = ToInt(name, object);
+    if (value >= least && value <= kMost) return static_cast<int32_t>(value);
+    ThrowValueError(FaultText(name, std::to_string(value),
+                              std::to_string(least) + " to " + std::to_string(kMost)));
+  };
+  const GraphCapacity limit{read("max_batch", max_batch, 1), read("max_pages", max_pages, 0)};
+  const GraphCapacity capacity = ValueOrThrow(
+      BucketFor(limit, read("live_batch", live_batch, 0), read("num_pages", num_pages, 0)));
+  return py::make_tuple(capacity.max_batch, capacity.max_pages);
+}
+
 py::dict WorkspaceUsage() {
   py::dict usage;
 #if PGQA_WITH_CUDA
@@ -238,6 +255,8 @@ void DefineInspection(py::module_& m) {
   m.def("validate_page_table", &ValidateTable, py::arg("page_indptr"), py::arg("page_indices"),
         py::arg("last_page_len"), py::arg("num_pages"), py::arg("page_size"));
   m.def("workspace_usage", &WorkspaceUsage);
+  m.def("graph_capacity", &CapacityFor, py::arg("max_batch"), py::arg("max_pages"),
+        py::arg("live_batch"), py::arg("num_pages"));
 }
 
 }  // namespace pgqa::binding

@@ -6,7 +6,8 @@
 
 namespace pgqa::binding {
 
-// supports_shape, workspace_bytes, schedule, Schedule, validate_page_table, workspace_usage.
+// supports_shape, workspace_bytes, schedule, Schedule, validate_page_table, workspace_usage,
+// graph_capacity.
 void DefineInspection(pybind11::module_& m);
 
 }  // namespace pgqa::binding
