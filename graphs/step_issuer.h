@@ -16,7 +16,7 @@
 namespace pgqa {
 
 // A step with all its addresses. Its scratch is a workspace that is followed by the live
-// indptr and, where appended keys are turned, the turned queries of a layer.
+// rows and, where appended keys are turned, the turned queries of a layer.
 class StepIssuer {
  public:
   StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayers issue);
@@ -34,12 +34,13 @@ class StepIssuer {
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
  private:
+  PageTableView Table() const;
   absl::Status IssueLayer(const GraphLayer& layer, const GraphStep& step, void* turned_q) const;
 
   GraphSpec spec_;
   LaunchPlan plan_;
   IssueLayers issue_;
-  int64_t live_indptr_offset_ = 0;
+  int64_t live_rows_offset_ = 0;
   int64_t turned_q_offset_ = 0;
   int64_t scratch_bytes_ = 0;
 };
