@@ -146,6 +146,23 @@ def decode(
     return_lse: bool = False,
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+def decode_block_table(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    sm_scale: float | None,
+    new_tokens: int = 0,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 def append_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -154,6 +171,20 @@ def append_kv(
     page_indptr: torch.Tensor,
     page_indices: torch.Tensor,
     last_page_len: torch.Tensor,
+    q: torch.Tensor | None = None,
+    q_out: torch.Tensor | None = None,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+) -> torch.Tensor | None: ...
+def append_kv_block_table(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    new_tokens: int = 0,
     q: torch.Tensor | None = None,
     q_out: torch.Tensor | None = None,
     pos_encoding_mode: int = 0,
@@ -193,6 +224,23 @@ def schedule(
 
     Copies device tensors to the host, which waits for the device.
     """
+
+def schedule_block_table(
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    new_tokens: int = 0,
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype | str = "bfloat16",
+    window_left: int = -1,
+    pos_encoding_mode: int = 0,
+    num_sms: int = 132,
+    device: int | str | None = None,
+) -> Schedule:
+    """`schedule` of a block table, of which only the shape is read."""
 
 def supports_shape(
     *,
@@ -234,6 +282,11 @@ def validate_page_table(
 
     Copies device tensors to the host, which waits for the device.
     """
+
+def validate_block_table(
+    block_table: torch.Tensor, seq_lens: torch.Tensor, num_pages: int, page_size: int, *, new_tokens: int = 0
+) -> None:
+    """`validate_page_table` of a block table: lengths beyond its columns, and the pages that hold tokens."""
 
 def workspace_usage() -> WorkspaceUsage: ...
 def register_ops() -> None:

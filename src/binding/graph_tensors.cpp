@@ -70,9 +70,7 @@ DecodeCall DecodeCallOf(const GraphRequest& request, const GraphTensors& t, size
   call.q = t.q[layer];
   call.k_cache = t.k_cache[layer];
   call.v_cache = t.v_cache[layer];
-  call.page_indptr = t.page_indptr;
-  call.page_indices = t.page_indices;
-  call.last_page_len = t.last_page_len;
+  call.table = {t.page_indptr, t.page_indices, t.last_page_len, 0};
   call.sm_scale = request.sm_scale;
   call.window_left = request.window_left[layer];
   call.logits_soft_cap = request.logits_soft_cap;
@@ -91,9 +89,7 @@ AppendCall AppendCallOf(const GraphTensors& t, size_t layer) {
   call.v = t.v[layer];
   call.k_cache = t.k_cache[layer];
   call.v_cache = t.v_cache[layer];
-  call.page_indptr = t.page_indptr;
-  call.page_indices = t.page_indices;
-  call.last_page_len = t.last_page_len;
+  call.table = {t.page_indptr, t.page_indices, t.last_page_len, 0};
   return call;
 }
 
