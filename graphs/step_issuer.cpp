@@ -58,8 +58,18 @@ StepIssuer::StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayer
 }
 
 PageTableView StepIssuer::Table() const {
-  return {spec_.page_indptr, spec_.page_indices, spec_.last_page_len,  spec_.max_pages,
-          spec_.num_pages,   spec_.shape.batch,  spec_.shape.page_size};
+  if (spec_.IsCsr()) {
+    return {spec_.page_indptr, spec_.page_indices, spec_.last_page_len,  spec_.max_pages,
+            spec_.num_pages,   spec_.shape.batch,  spec_.shape.page_size};
+  }
+  return ViewOf({.block_table = spec_.block_table,
+                 .seq_lens = spec_.seq_lens,
+                 .row_stride = spec_.block_table_stride,
+                 .num_pages = spec_.num_pages,
+                 .batch = spec_.shape.batch,
+                 .columns = spec_.max_columns,
+                 .page_size = spec_.shape.page_size,
+                 .new_tokens = spec_.new_tokens});
 }
 
 LiveRowsArgs StepIssuer::HeadArgs(const WorkspaceView& scratch, int32_t live_batch) const {

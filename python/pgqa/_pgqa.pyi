@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import torch
 
@@ -60,7 +60,9 @@ class DecodeGraph:
         *,
         num_query_heads: int,
         max_batch: int,
-        max_pages: int,
+        max_pages: int | None,
+        max_columns: int | None,
+        new_tokens: int,
         sm_scale: float | None,
         window_left: list[int],
         logits_soft_cap: float,
@@ -76,20 +78,21 @@ class DecodeGraph:
         """Launches the step on the current stream; does not synchronise.
 
         live_batch: requests from there on are empty, from this replay on; None: as told last, at first
-        max_batch. num_pages: refused above max_pages. While the current stream is being captured, the
-        launches are recorded there; the graph's tensors must then outlive that capture's graph.
+        max_batch. num_pages: refused above max_pages, or max_columns. While the current stream is being captured,
+        the launches are recorded there; the graph's tensors must then outlive that capture's graph.
 
         ValueError, before anything is launched, for numbers above the capacity, or a live batch where the graph
         takes none; RuntimeError where the memory of a tensor was freed or replaced.
         """
 
     def _rebind(self, tensors: dict[str, torch.Tensor | Sequence[torch.Tensor] | None]) -> None: ...
-    @property
-    def page_indptr(self) -> torch.Tensor: ...
-    @property
-    def page_indices(self) -> torch.Tensor: ...
-    @property
-    def last_page_len(self) -> torch.Tensor: ...
+    # Of the table, None where it is of the other kind.
+    page_indptr: Final[torch.Tensor]
+    page_indices: Final[torch.Tensor]
+    last_page_len: Final[torch.Tensor]
+    block_table: Final[torch.Tensor]
+    seq_lens: Final[torch.Tensor]
+    max_columns: Final[int | None]
     @property
     def q(self) -> tuple[torch.Tensor, ...]: ...
     @property

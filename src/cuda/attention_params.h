@@ -27,8 +27,8 @@ inline int64_t NumPrefetched(const PageTableView& table) {
 }
 
 // Entries from the ids that one warp brings to those of the next. A CSR table is brought whole, as far as the warps
-// reach, and so is a block table of short rows. Of long rows most may be padding: each gets equally many warps, at equal
-// distances from its first columns on, so that no more than 1 MB is brought for many.
+// reach, and so is a block table of short rows. Long rows may be padding but for their first columns: each gets equally
+// many warps, at equal distances from there on, so few that for up to 256 rows they bring 1 MB at most.
 inline uint32_t PrefetchPitch(const PageTableView& table) {
   constexpr int64_t kMaxWarps = 256;
   if (table.IsCsr() || table.row_stride <= kPrefetchedIds) return kPrefetchedIds;

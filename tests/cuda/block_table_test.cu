@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <vector>
 
 #include "graphs/live_rows.h"
 #include "tests/append_problem.h"
 #include "tests/block_table_of.h"
+#include "tests/cuda/bound_graph.cuh"
 #include "tests/cuda/decode_run.cuh"
 
 namespace pgqa::testing {
@@ -163,6 +165,71 @@ TEST(BlockTable, LiveRowsAreEmptyPastTheLiveBatch) {
     EXPECT_EQ(LiveTable(args).indptr, live.data());
     EXPECT_EQ(LiveTable(args).last_page_len, live.data());
   }
+}
+
+// A step of `problem` over a block table of its own, for seq_lens without the new tokens.
+GraphSpec BlockTableSpec(const Problem& problem, const Runner& runner, int32_t max_columns) {
+  GraphSpec spec = SpecOf(problem, runner);
+  spec.page_indptr = spec.page_indices = spec.last_page_len = nullptr;
+  spec.max_pages = 0;
+  spec.max_columns = max_columns;
+  spec.new_tokens = 1;
+  return spec;
+}
+
+void ExpectZeroFrom(const Runner& runner, const Problem& problem, int32_t request) {
+  const std::vector<uint16_t> out = runner.out().Read();
+  const size_t row_elements = out.size() / static_cast<size_t>(problem.batch());
+  for (size_t i = static_cast<size_t>(request) * row_elements; i < out.size(); ++i)
+    ASSERT_EQ(out[i], 0U);
+}
+
+TEST(BlockTableGraph, ReplaysATableOfItsOwn) {
+  const Problem problem(kFourRequests);
+  const Runner runner(problem);
+  const BlockTableArrays host = BlockTableOf(problem, {.new_tokens = 1, .gap = 0});
+  const CudaStream stream = CudaStream::Create().value();
+  DecodeGraph graph =
+      DecodeGraph::Create(BlockTableSpec(problem, runner, host.table.columns)).value();
+  ASSERT_TRUE(graph.Capture(stream.get()).ok());
+  ASSERT_TRUE(graph.Replay(stream.get()).ok());
+  Check(cudaStreamSynchronize(stream.get()));
+  ExpectZeroFrom(runner, problem, 0);  // nothing told: every request is empty
+  const auto copy = [](const int32_t* to, const std::vector<int32_t>& from) {
+    Check(
+        cudaMemcpy(const_cast<int32_t*>(to), from.data(), from.size() * 4, cudaMemcpyHostToDevice));
+  };
+  copy(graph.spec().block_table, host.entries);
+  copy(graph.spec().seq_lens, host.seq_lens);
+  for (const int32_t live : {4, 2, 0}) {
+    runner.Forget();
+    ASSERT_TRUE(graph.Replay(live, stream.get()).ok());
+    std::set<int32_t> past;
+    for (int32_t request = live; request < 4; ++request) past.insert(request);
+    runner.CheckResult(past);
+    ExpectZeroFrom(runner, problem, live);
+  }
+  EXPECT_EQ(graph.CheckStep(4, host.table.columns + 1).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(BlockTableGraph, RebindsToAWiderTable) {
+  const Problem problem(kFourRequests);
+  const Runner runner(problem);
+  const CudaStream stream = CudaStream::Create().value();
+  GraphSpec spec = BlockTableSpec(problem, runner, 3);
+  DecodeGraph graph = DecodeGraph::Create(spec).value();
+  ASSERT_TRUE(graph.Capture(stream.get()).ok());
+  const OnDevice wide(BlockTableOf(problem, {.new_tokens = 1}));
+  spec.max_columns = wide.view.columns;
+  EXPECT_EQ(graph.Rebind(spec).code(), absl::StatusCode::kInvalidArgument) << "its own is narrower";
+  spec.block_table = wide.entries.data();
+  spec.block_table_stride = wide.view.row_stride;
+  spec.seq_lens = wide.seq_lens.data();
+  ASSERT_TRUE(graph.Rebind(spec).ok());
+  ASSERT_TRUE(graph.Replay(stream.get()).ok());
+  runner.CheckResult();
+  EXPECT_EQ(graph.Rebind(SpecOf(problem, runner)).code(), absl::StatusCode::kInvalidArgument)
+      << "another kind of table";
 }
 
 }  // namespace
