@@ -131,7 +131,8 @@ class DecodeGraph(_Native):
 
         They have the dtypes and shapes of the captured ones, up to the number of pages, of entries of
         page_indices and of columns of block_table, and any strides that `pgqa.decode` takes. The executable stays
-        the same: its nodes get other parameters. Replays that are enqueued keep theirs: keep those tensors alive until they are done.
+        the same: its nodes get other parameters. Replays that are enqueued keep theirs: keep those tensors alive
+        until they are done.
         A refusal changes nothing.
         """
         layers = len(self.k_cache)

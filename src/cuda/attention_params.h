@@ -23,6 +23,7 @@ constexpr uint32_t kPrefetchedIds =
 // Of the table's entries, as they lie in memory.
 inline int64_t NumPrefetched(const PageTableView& table) {
   if (table.IsCsr()) return table.num_indices;
+  if (table.columns == 0) return 0;
   return (table.batch - 1) * table.row_stride + table.columns;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/attention_params.h"
 #include "pgqa/append.h"
 #include "pgqa/schedule.h"
 #include "pgqa/validate.h"
@@ -133,6 +134,21 @@ TEST(BlockTableTest, MalformedLengthsLeaveOtherRequestsRight) {
       }
     }
   }
+}
+
+TEST(BlockTableTest, PrefetchesShortRowsWholeAndLongRowsFromTheirFirstColumns) {
+  const auto pitch = [](int64_t row_stride, int32_t batch) {
+    return PrefetchPitch(ViewOf({.row_stride = row_stride, .batch = batch, .columns = 9}));
+  };
+  EXPECT_EQ(PrefetchPitch(PageTableView()), kPrefetchedIds);
+  EXPECT_EQ(pitch(1024, 4096), 1024U);
+  EXPECT_EQ(pitch(8192, 1), 1024U);
+  EXPECT_EQ(pitch(8192, 64), 2048U);
+  EXPECT_EQ(pitch(8192, 129), 8192U);
+  EXPECT_EQ(pitch(8191, 1), 8191U);  // of a half, rows would not begin where a warp does
+  EXPECT_EQ(pitch((int64_t{1} << 40) + 1, 1), std::numeric_limits<uint32_t>::max());
+  EXPECT_EQ(NumPrefetched(ViewOf({.row_stride = 12, .batch = 3, .columns = 9})), 33);
+  EXPECT_EQ(NumPrefetched(ViewOf({.row_stride = 12, .batch = 3, .columns = 0})), 0);
 }
 
 TEST(BlockTableTest, AppendsTheSameBytes) {
