@@ -22,11 +22,20 @@ absl::Status CheckSameStep(const GraphSpec& got, const GraphSpec& expected) {
   same.page_indptr = expected.page_indptr;
   same.page_indices = expected.page_indices;
   same.last_page_len = expected.last_page_len;
+  if (got.IsCsr() == expected.IsCsr()) same.max_columns = expected.max_columns;
+  same.block_table = expected.block_table;
+  same.block_table_stride = expected.block_table_stride;
+  same.seq_lens = expected.seq_lens;
   same.layers = expected.layers;
   if (!(same == expected)) {
     return absl::InvalidArgumentError(
-        "spec: got another shape, live_batch, return_lse, append, rotate_appended or "
-        "dependent_launch, expected those of the captured graph");
+        "spec: got another shape, kind of table, new_tokens, live_batch, return_lse, append, "
+        "rotate_appended or dependent_launch, expected those of the captured graph");
+  }
+  if (got.block_table == nullptr && got.max_columns > expected.max_columns) {
+    return absl::InvalidArgumentError(absl::StrCat("max_columns: got ", got.max_columns,
+                                                   ", expected at most ", expected.max_columns,
+                                                   ", what the graph's own block_table holds"));
   }
   if (got.page_indices == nullptr && got.max_pages > expected.max_pages) {
     return absl::InvalidArgumentError(absl::StrCat("max_pages: got ", got.max_pages,
@@ -156,7 +165,7 @@ absl::Status DecodeGraph::Rebind(const GraphSpec& spec) {
 
 absl::Status DecodeGraph::CheckStep(int32_t live_batch, int64_t num_pages) const {
   if (state_ == nullptr) return MovedFrom();
-  return CheckFits({spec().shape.batch, spec().max_pages}, live_batch, num_pages);
+  return CheckFits(CapacityOf(spec()), live_batch, num_pages);
 }
 
 const GraphSpec& DecodeGraph::spec() const { return state_->issuer.spec(); }

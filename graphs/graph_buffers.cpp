@@ -21,9 +21,14 @@ template <class Spec, class Visit>
 void WalkAddresses(Spec* spec, Visit visit) {
   const AttentionShape& shape = spec->shape;
   const int64_t batch = shape.batch;
-  visit("page_indptr", -1, spec->page_indptr, (batch + 1) * 4);
-  visit("page_indices", -1, spec->page_indices, spec->max_pages * 4);
-  visit("last_page_len", -1, spec->last_page_len, batch * 4);
+  if (spec->IsCsr()) {
+    visit("page_indptr", -1, spec->page_indptr, (batch + 1) * 4);
+    visit("page_indices", -1, spec->page_indices, spec->max_pages * 4);
+    visit("last_page_len", -1, spec->last_page_len, batch * 4);
+  } else {
+    visit("block_table", -1, spec->block_table, batch * spec->max_columns * 4);
+    visit("seq_lens", -1, spec->seq_lens, batch * 4);
+  }
   const int64_t query_bytes = batch * shape.num_query_heads * shape.head_dim * 2;
   const int64_t kv_bytes = batch * shape.num_kv_heads * shape.head_dim * 2;
   int layer_idx = 0;
@@ -48,6 +53,7 @@ void SetOwnStrides(const GraphSpec& asked, GraphSpec* spec) {
   const int64_t head_dim = spec->shape.head_dim;
   const RowStrides query_rows{spec->shape.num_query_heads * head_dim, head_dim};
   const RowStrides kv_rows{spec->shape.num_kv_heads * head_dim, head_dim};
+  if (asked.block_table == nullptr) spec->block_table_stride = spec->max_columns;
   for (size_t i = 0; i < spec->layers.size(); ++i) {
     if (asked.layers[i].q == nullptr) spec->layers[i].q_strides = query_rows;
     if (asked.layers[i].k == nullptr) spec->layers[i].k_strides = kv_rows;
@@ -88,6 +94,12 @@ absl::StatusOr<GraphBuffers> GraphBuffers::Create(const GraphSpec& spec) {
   const absl::StatusOr<void*> memory = AllocateZeroed(bytes);
   if (!memory.ok()) return memory.status();
   buffers.memory_.reset(*memory);
+  if (spec.IsCsr() || spec.seq_lens != nullptr) return buffers;
+  const absl::StatusOr<GraphSpec> filled = buffers.Fill(spec);
+  if (!filled.ok()) return filled.status();
+  auto* seq_lens = const_cast<int32_t*>(filled->seq_lens);  // of the memory above
+  if (absl::Status s = SetBytes(seq_lens, 0xFF, static_cast<size_t>(spec.shape.batch) * 4); !s.ok())
+    return s;
   return buffers;
 }
 

@@ -15,8 +15,8 @@ namespace pgqa {
 
 class GraphBuffers {
  public:
-  // One zeroed block on the current device for all null addresses of `spec`, so that its table has
-  // empty rows only.
+  // One block on the current device for all null addresses of `spec`, zeroed but for seq_lens, -1, so
+  // that its table has empty rows only.
   static absl::StatusOr<GraphBuffers> Create(const GraphSpec& spec);
 
   // `spec` with the addresses and strides of this memory where it has null. It has the sizes,

@@ -53,33 +53,46 @@ StepIssuer::StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayer
       issue_(std::move(issue)),
       layers_read_outputs_(LayersReadOutputs(spec_)) {
   const AttentionShape& shape = spec_.shape;
-  live_indptr_offset_ = Aligned(plan_.workspace_bytes);
-  turned_q_offset_ = live_indptr_offset_ + Aligned((int64_t{shape.batch} + 1) * 4);
+  live_rows_offset_ = Aligned(plan_.workspace_bytes);
+  turned_q_offset_ = live_rows_offset_ + Aligned((int64_t{shape.batch} + 1) * 4);
   scratch_bytes_ = turned_q_offset_;
   if (spec_.rotate_appended)
     scratch_bytes_ += int64_t{shape.batch} * shape.num_query_heads * shape.head_dim * 2;
 }
 
+PageTableView StepIssuer::Table() const {
+  if (spec_.IsCsr()) {
+    return {spec_.page_indptr, spec_.page_indices, spec_.last_page_len,  spec_.max_pages,
+            spec_.num_pages,   spec_.shape.batch,  spec_.shape.page_size};
+  }
+  return ViewOf({.block_table = spec_.block_table,
+                 .seq_lens = spec_.seq_lens,
+                 .row_stride = spec_.block_table_stride,
+                 .num_pages = spec_.num_pages,
+                 .batch = spec_.shape.batch,
+                 .columns = spec_.max_columns,
+                 .page_size = spec_.shape.page_size,
+                 .new_tokens = spec_.new_tokens});
+}
+
 LiveRowsArgs StepIssuer::HeadArgs(const WorkspaceView& scratch, int32_t live_batch) const {
-  return {.indptr = spec_.page_indptr,
-          .live_indptr =
-              reinterpret_cast<int32_t*>(static_cast<char*>(scratch.data) + live_indptr_offset_),
-          .batch = spec_.shape.batch,
-          .live_batch = live_batch};
+  return {
+      .table = Table(),
+      .live_rows = reinterpret_cast<int32_t*>(static_cast<char*>(scratch.data) + live_rows_offset_),
+      .live_batch = live_batch};
 }
 
 absl::Status StepIssuer::Issue(const WorkspaceView& scratch, std::optional<int32_t> live_batch,
                                cudaStream_t stream) const {
   GraphStep step;
   step.stream = stream;
-  step.table = {spec_.page_indptr, spec_.page_indices, spec_.last_page_len,  spec_.max_pages,
-                spec_.num_pages,   spec_.shape.batch,  spec_.shape.page_size};
+  step.table = Table();
   step.workspace = scratch;
   step.workspace.bytes = plan_.workspace_bytes;
   if (live_batch.has_value()) {
     const LiveRowsArgs head = HeadArgs(scratch, *live_batch);
     if (absl::Status s = LaunchLiveRows(head, stream); !s.ok()) return s;
-    step.table.indptr = head.live_indptr;
+    step.table = LiveTable(head);
   }
   if (issue_ != nullptr) return issue_(step);
   void* turned_q = static_cast<char*>(scratch.data) + turned_q_offset_;

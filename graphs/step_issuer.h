@@ -16,7 +16,7 @@
 namespace pgqa {
 
 // A step with all its addresses. Its scratch is a workspace that is followed by the live
-// indptr and, where appended keys are turned, the turned queries of a layer.
+// rows and, where appended keys are turned, the turned queries of a layer.
 class StepIssuer {
  public:
   StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayers issue);
@@ -34,6 +34,7 @@ class StepIssuer {
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
  private:
+  PageTableView Table() const;
   absl::Status IssueLayer(size_t index, const GraphStep& step, void* turned_q,
                           bool is_first_launch) const;
   // Of a layer's attention on what the launches of the step before it write.
@@ -42,7 +43,7 @@ class StepIssuer {
   GraphSpec spec_;
   LaunchPlan plan_;
   IssueLayers issue_;
-  int64_t live_indptr_offset_ = 0;
+  int64_t live_rows_offset_ = 0;
   int64_t turned_q_offset_ = 0;
   int64_t scratch_bytes_ = 0;
   bool layers_read_outputs_;

@@ -9,16 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "cpu_kernels.h"
 #include "cpu_rope.h"
+#include "fault.h"
 #include "pgqa/append.h"
 #include "pgqa/validate.h"
 
 namespace pgqa {
 namespace {
-
-absl::Status Fault(const char* argument, const absl::AlphaNum& got,
-                   const absl::AlphaNum& expected) {
-  return absl::InvalidArgumentError(absl::StrCat(argument, ": got ", got, ", expected ", expected));
-}
 
 absl::Status CheckPointers(const AppendArgs& args) {
   const bool has_pages = args.table.num_pages > 0;
@@ -30,12 +26,9 @@ absl::Status CheckPointers(const AppendArgs& args) {
                   {"v", args.v, true},
                   {"k_cache", args.k_cache, has_pages},
                   {"v_cache", args.v_cache, has_pages},
-                  {"page_indptr", args.table.indptr, true},
-                  {"page_indices", args.table.indices, args.table.num_indices > 0},
-                  {"last_page_len", args.table.last_page_len, true},
                   {"q_out", args.q_out, args.q != nullptr}};
   for (const auto& p : pointers) {
-    if (p.pointer == nullptr && p.required) return Fault(p.name, "null", "an address");
+    if (p.pointer == nullptr && p.required) return FaultStatus(p.name, "null", "an address");
   }
   return absl::OkStatus();
 }
@@ -91,7 +84,7 @@ class RowCopier {
 void AppendRequest(const AttentionShape& shape, const AppendArgs& args, int32_t request,
                    RowCopier* copier) {
   const PageTableView& table = args.table;
-  const int64_t position = table.KvLength(request) - 1;
+  const int64_t position = table.NewestPosition(request);
   if (position < 0) return;
   const int64_t page = table.PageId(table.RowBegin(request), position / table.page_size);
   if (page < 0) return;
@@ -111,23 +104,18 @@ void AppendRequest(const AttentionShape& shape, const AppendArgs& args, int32_t 
 }  // namespace
 
 absl::Status ValidateAppend(const AttentionShape& shape, const AppendArgs& args) {
-  if (args.table.batch < 0) return Fault("batch", args.table.batch, "at least 0");
-  if (args.table.num_indices < 0 || args.table.num_pages < 0) {
-    return Fault(
-        "page_indices",
-        absl::StrCat(args.table.num_indices, " entries for ", args.table.num_pages, " pages"),
-        "counts of at least 0");
-  }
+  if (absl::Status s = ValidateTableLayout(args.table); !s.ok()) return s;
   if (args.table.page_size != shape.page_size) {
-    return Fault("page_size", args.table.page_size,
-                 absl::StrCat(shape.page_size, ", that of the shape"));
+    return FaultStatus("page_size", args.table.page_size,
+                       absl::StrCat(shape.page_size, ", that of the shape"));
   }
   AttentionOptions options;
   options.rope_scale = args.rope_scale;
   options.rope_theta = args.rope_theta;
   if (absl::Status s = ValidateOptions(options); !s.ok()) return s;
   if (args.q != nullptr && shape.pos_encoding == PosEncoding::kNone) {
-    return Fault("q", "queries to turn with pos_encoding_mode 0 (NONE)", "none, or ROPE_LLAMA");
+    return FaultStatus("q", "queries to turn with pos_encoding_mode 0 (NONE)",
+                       "none, or ROPE_LLAMA");
   }
   return args.table.batch == 0 ? absl::OkStatus() : CheckPointers(args);
 }

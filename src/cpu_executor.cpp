@@ -3,7 +3,6 @@
 #include "pgqa/cpu_executor.h"
 
 #include <new>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "cpu_kernels.h"
@@ -42,17 +41,10 @@ absl::Status CheckArgs(const LaunchPlan& plan, const CpuDecodeArgs& args) {
   absl::Status fits = CheckEqual("table.batch", table.batch, "batch", plan.shape.batch);
   fits.Update(CheckEqual("table.page_size", table.page_size, "page_size", plan.shape.page_size));
   if (!fits.ok()) return fits;
+  if (absl::Status s = ValidateTableLayout(table); !s.ok()) return s;
   if (table.batch == 0) return absl::OkStatus();
-  const std::pair<const char*, const void*> pointers[] = {{"q", args.q},
-                                                          {"out", args.out},
-                                                          {"page_indptr", table.indptr},
-                                                          {"last_page_len", table.last_page_len}};
-  for (const auto& [name, pointer] : pointers) {
-    if (absl::Status s = CheckNotNull(name, pointer); !s.ok()) return s;
-  }
-  if (table.num_indices > 0) {
-    if (absl::Status s = CheckNotNull("page_indices", table.indices); !s.ok()) return s;
-  }
+  if (absl::Status s = CheckNotNull("q", args.q); !s.ok()) return s;
+  if (absl::Status s = CheckNotNull("out", args.out); !s.ok()) return s;
   if (table.num_pages > 0) {
     if (absl::Status s = CheckNotNull("k_cache", args.k_cache); !s.ok()) return s;
     if (absl::Status s = CheckNotNull("v_cache", args.v_cache); !s.ok()) return s;

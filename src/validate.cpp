@@ -1,4 +1,4 @@
-// Every rule on shapes, options, partition settings and host page tables, in one place each.
+// Every rule on shapes, options and partition settings, in one place each.
 // SPDX-License-Identifier: Apache-2.0
 #include "pgqa/validate.h"
 
@@ -6,32 +6,12 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "fault.h"
 
 namespace pgqa {
 namespace {
 
-std::string Fault(const absl::AlphaNum& argument, const absl::AlphaNum& got,
-                  const absl::AlphaNum& expected) {
-  return absl::StrCat(argument, ": got ", got, ", expected ", expected);
-}
-
-absl::Status FaultStatus(const absl::AlphaNum& argument, const absl::AlphaNum& got,
-                         const absl::AlphaNum& expected) {
-  return absl::InvalidArgumentError(Fault(argument, got, expected));
-}
-
-absl::Status FirstFault(const std::vector<std::string>& faults) {
-  return faults.empty() ? absl::OkStatus() : absl::InvalidArgumentError(faults.front());
-}
-
 bool IsPowerOfTwo(int32_t value) { return value > 0 && (value & (value - 1)) == 0; }
-
-// Appends a fault unless value >= minimum.
-void CheckAtLeast(const char* argument, int64_t value, int64_t minimum,
-                  std::vector<std::string>* faults) {
-  if (value < minimum)
-    faults->push_back(Fault(argument, value, absl::StrCat("at least ", minimum)));
-}
 
 bool NeedsEvenHeadDim(const AttentionShape& shape) {
   return shape.pos_encoding == PosEncoding::kRopeLlama;
@@ -74,64 +54,6 @@ void CheckDType(DType dtype, Backend backend, std::vector<std::string>* faults) 
   } else if (backend == Backend::kGpu) {
     faults->push_back(Fault("dtype", "float32", "float16 or bfloat16 on a GPU"));
   }
-}
-
-// Sizes and pointers that have no request.
-absl::Status ValidateTableSizes(const PageTableView& table) {
-  std::vector<std::string> faults;
-  CheckAtLeast("batch", table.batch, 0, &faults);
-  CheckAtLeast("page_size", table.page_size, 1, &faults);
-  CheckAtLeast("num_pages", table.num_pages, 0, &faults);
-  CheckAtLeast("num_indices", table.num_indices, 0, &faults);
-  if (table.batch > 0 && table.indptr == nullptr) {
-    faults.push_back(
-        Fault("page_indptr", "null", absl::StrCat(int64_t{table.batch} + 1, " entries")));
-  }
-  if (table.batch > 0 && table.last_page_len == nullptr) {
-    faults.push_back(Fault("last_page_len", "null", absl::StrCat(table.batch, " entries")));
-  }
-  return FirstFault(faults);
-}
-
-absl::Status ValidateRow(const PageTableView& table, int32_t request) {
-  const int32_t begin = table.indptr[request];
-  const int32_t end = table.indptr[request + 1];
-  const auto of_request = [request](const char* argument) {
-    return absl::StrCat(argument, " of request ", request);
-  };
-  if (begin < 0)
-    return FaultStatus(of_request("page_indptr"), begin, "a row that begins at 0 or later");
-  if (end < begin) {
-    return FaultStatus(of_request("page_indptr"), absl::StrCat(begin, " to ", end),
-                       "a row that does not decrease");
-  }
-  if (end > table.num_indices) {
-    return FaultStatus(of_request("page_indices"), absl::StrCat(table.num_indices, " entries"),
-                       absl::StrCat("at least ", end));
-  }
-  const int32_t last_len = table.last_page_len[request];
-  if (end > begin && (last_len < 1 || last_len > table.page_size)) {
-    return FaultStatus(of_request("last_page_len"), last_len,
-                       absl::StrCat("1 to page_size (", table.page_size, ")"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ValidatePageIds(const PageTableView& table) {
-  if (table.batch > 0 && table.indices == nullptr && table.indptr[0] < table.indptr[table.batch]) {
-    return FaultStatus("page_indices", "null", absl::StrCat(table.indptr[table.batch], " entries"));
-  }
-  for (int32_t request = 0; request < table.batch; ++request) {
-    for (int64_t entry = table.indptr[request]; entry < table.indptr[request + 1]; ++entry) {
-      const int32_t id = table.indices[entry];
-      if (id < 0 || id >= table.num_pages) {
-        return FaultStatus(absl::StrCat("page_indices of request ", request),
-                           absl::StrCat("page ", id, " at entry ", entry),
-                           absl::StrCat("0 to num_pages - 1 (", table.num_pages - 1, ")"));
-      }
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -216,19 +138,6 @@ absl::Status ValidatePartitionConfig(const PartitionConfig& config) {
                                     ") and ", 1 << kMaxLog2Heads));
   }
   return absl::OkStatus();
-}
-
-absl::Status ValidateRows(const PageTableView& host_table) {
-  if (absl::Status status = ValidateTableSizes(host_table); !status.ok()) return status;
-  for (int32_t request = 0; request < host_table.batch; ++request) {
-    if (absl::Status status = ValidateRow(host_table, request); !status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ValidatePageTable(const PageTableView& host_table) {
-  if (absl::Status status = ValidateRows(host_table); !status.ok()) return status;
-  return ValidatePageIds(host_table);
 }
 
 }  // namespace pgqa

@@ -36,8 +36,8 @@ struct AppendArgs {
       false;  // before the kernel before it has ended, for which it waits; see Dependence
 };
 
-// Writes k and v of every live request: one that has a token and whose last page is one of the
-// caches'. For the others nothing is written, nor read but the table, so that padding may hold
+// Writes k and v of every live request: one that has a token, whose last page is one of the caches',
+// and which has no more tokens than its row of a block table holds. For the others nothing is written, nor read but the table, so that padding may hold
 // anything. Where two requests end in the same slot, one of them wins.
 //
 // Where shape.pos_encoding is kRopeLlama, for engines that cache turned keys, k is turned by the

@@ -31,8 +31,8 @@ using IssueLayers = std::function<absl::Status(const GraphStep& step)>;
 
 // The graph owns memory for what its spec leaves null, and a workspace that nothing else uses. The
 // page table and the tensors are read at every replay: rewrite them in place, ordered before it as
-// any kernel's inputs are. Requests that the table says nothing of are empty (page_indptr
-// repeated): output 0, LSE -inf, nothing read, nothing appended. Requests past the live batch count as
+// any kernel's inputs are. Requests that the table says nothing of are empty (page_indptr repeated,
+// seq_lens below 0): output 0, LSE -inf, nothing read, nothing appended. Requests past the live batch count as
 // empty whatever the table says.
 //
 // Nothing synchronises, but Create() and the destructor, which allocate and free. One thread at a
@@ -75,7 +75,7 @@ class DecodeGraph {
   //   FailedPrecondition  no Capture() before; the issued layers have other nodes than before
   absl::Status Rebind(const GraphSpec& spec);
 
-  // InvalidArgument unless a step fits. Reads no device memory.
+  // InvalidArgument unless a step fits CapacityOf(spec()). Reads no device memory.
   absl::Status CheckStep(int32_t live_batch, int64_t num_pages) const;
 
   // The spec with all addresses filled in.

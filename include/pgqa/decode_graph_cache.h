@@ -22,7 +22,7 @@ class DecodeGraphCache {
  public:
   using Cache = GraphCache<GraphKey, DecodeGraph>;
 
-  // `limit`: its shape.batch and max_pages are the most that a step may have.
+  // `limit`: its CapacityOf() is the most that a step may have.
   DecodeGraphCache(const GraphSpec& limit, const Cache::Limits& limits)
       : limit_(limit), cache_(limits) {}
 

@@ -33,15 +33,22 @@ struct GraphLayer {
   AttentionOptions options;
 };
 
-// A decode step for up to shape.batch requests over one page table. Null addresses as in
-// GraphLayer.
+// A decode step for up to shape.batch requests over one page table: CSR, or a padded block table
+// where max_columns is not kCsr. Null addresses as in GraphLayer.
 struct GraphSpec {
+  static constexpr int32_t kCsr = -1;
+
   AttentionShape shape;                    // batch: the capacity, at least 1
-  int64_t max_pages = 0;                   // entries of page_indices, the capacity of the table
   int64_t num_pages = 0;                   // pages of the caches; ids live in [0, num_pages)
+  int64_t max_pages = 0;                   // entries of page_indices, the capacity of a CSR table
   const int32_t* page_indptr = nullptr;    // [shape.batch + 1]
   const int32_t* page_indices = nullptr;   // [max_pages]
   const int32_t* last_page_len = nullptr;  // [shape.batch]
+  int32_t max_columns = kCsr;              // of the block table, its capacity
+  const int32_t* block_table = nullptr;    // [shape.batch, max_columns]
+  int64_t block_table_stride = 0;          // entries from row to row
+  const int32_t* seq_lens = nullptr;       // [shape.batch]; the graph's own begin as -1
+  int32_t new_tokens = 0;                  // as in BlockTable
   bool live_batch = true;   // a head node that takes a live batch; costs one small kernel
   bool return_lse = false;  // LSE of every layer
   bool append =
@@ -50,6 +57,8 @@ struct GraphSpec {
       false;  // appends keys turned by RoPE and turns q alike; shape.pos_encoding is kNone
   bool dependent_launch = true;    // launches of a step begin before the one before has ended
   std::vector<GraphLayer> layers;  // at least 1
+
+  bool IsCsr() const { return max_columns == kCsr; }
 };
 
 // Equality and hash of everything that a graph has baked in.
@@ -58,11 +67,14 @@ struct GraphKey {
   GraphSpec spec;
 };
 
-// How many requests and entries of page_indices a graph holds.
+// How many requests a graph holds, and how many pages: entries of page_indices, or columns of a block
+// table.
 struct GraphCapacity {
   int32_t max_batch = 0;
   int64_t max_pages = 0;
 };
+
+GraphCapacity CapacityOf(const GraphSpec& spec);
 
 // All that is wrong with a spec apart from its addresses, which have no meaning here:
 // InvalidArgument.
@@ -71,7 +83,7 @@ absl::Status ValidateGraphSpec(const GraphSpec& spec);
 // Whether a layer reads memory that a layer writes: its q or caches overlap an output or LSE.
 bool LayersReadOutputs(const GraphSpec& spec);
 
-// InvalidArgument unless a step of `live_batch` requests and `num_pages` entries fits `capacity`.
+// InvalidArgument unless a step of `live_batch` requests and `num_pages` pages fits `capacity`.
 absl::Status CheckFits(const GraphCapacity& capacity, int32_t live_batch, int64_t num_pages);
 
 // The capacity of the graph that serves such a step: both numbers rounded up to powers of two, at
@@ -99,8 +111,9 @@ inline auto Fields(const GraphLayer& l) {
 inline auto Fields(const GraphSpec& s) {
   return std::tuple_cat(
       Fields(s.shape),
-      std::tie(s.max_pages, s.num_pages, s.page_indptr, s.page_indices, s.last_page_len,
-               s.live_batch, s.return_lse, s.append, s.rotate_appended, s.dependent_launch));
+      std::tie(s.num_pages, s.max_pages, s.page_indptr, s.page_indices, s.last_page_len),
+      std::tie(s.max_columns, s.block_table, s.block_table_stride, s.seq_lens, s.new_tokens),
+      std::tie(s.live_batch, s.return_lse, s.append, s.rotate_appended, s.dependent_launch));
 }
 
 }  // namespace graph_key_internal

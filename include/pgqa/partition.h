@@ -207,7 +207,8 @@ using PieceCursor = BasicPieceCursor<int64_t>;
 // int32_t: tokens of a request, and units of an axis. Live tokens of the batch are always summed in int64_t.
 inline bool FitsInt32(const PartitionConfig& config, const PageTableView& table) {
   constexpr double kLimit = 2147483647.0;
-  const double tokens = static_cast<double>(table.num_indices) * table.page_size + table.page_size;
+  const auto row_entries = static_cast<double>(table.IsCsr() ? table.num_indices : table.columns);
+  const double tokens = row_entries * table.page_size + table.page_size;
   const double tile_heads = static_cast<double>(config.stage_tokens) * config.warps_per_worker;
   const double units = table.batch * (tokens / tile_heads + 1.0) * config.num_heads;
   return tokens + 2 * tile_heads < kLimit && units < kLimit;

@@ -1,4 +1,4 @@
-// Every rule on shapes, options, partition settings and host page tables, in one place each.
+// Every rule on shapes, options, partition settings and page tables, in one place each.
 // SPDX-License-Identifier: Apache-2.0
 //
 // A fault reads "<argument>: got <x>, expected <y>". The status functions return InvalidArgument
@@ -35,12 +35,15 @@ absl::Status ValidateWindowLeft(int32_t window_left);
 absl::Status ValidateNumWorkers(const char* argument, int32_t num_workers);
 absl::Status ValidatePartitionConfig(const PartitionConfig& config);
 
-// The row structure of a table in host memory: sizes, indptr and last_page_len; `indices` is not
-// read and may be null. A fault names its request. indptr[0] > 0 is valid, and so is any
-// last_page_len of a request without pages. O(batch).
+// Sizes and addresses of a table in any memory; reads none of it.
+absl::Status ValidateTableLayout(const PageTableView& table);
+
+// The row structure of a table in host memory: sizes and lengths; `indices` is not read and may be
+// null. A fault names its request. CSR: indptr[0] > 0 is valid, and so is any last_page_len of a
+// request without pages. Block table: seq_lens may be anything below 0. O(batch).
 absl::Status ValidateRows(const PageTableView& host_table);
 
-// ValidateRows, and every page id of every row. Entries outside the rows are not read. O(entries).
+// ValidateRows, and the id of every page that holds a token. Other entries are not read. O(entries).
 absl::Status ValidatePageTable(const PageTableView& host_table);
 
 }  // namespace pgqa

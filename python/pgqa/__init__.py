@@ -3,7 +3,8 @@
 Shapes, for a batch of requests with one new query token each:
 q [batch, query_heads, head_dim]; k_cache, v_cache [pages, page_size, kv_heads, head_dim];
 page_indptr int32 [batch + 1]; page_indices int32 [>= page_indptr[batch]];
-last_page_len int32 [batch]. CUDA tensors are computed on the GPU, on the current stream and
+last_page_len int32 [batch]; or, in place of these three, a padded block table, block_table int32
+[batch, columns], and seq_lens int32 [batch]. CUDA tensors are computed on the GPU, on the current stream and
 without synchronisation; CPU tensors by the CPU executor.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -17,7 +18,9 @@ from pgqa._pgqa import (
     Schedule,
     build_info,
     schedule,
+    schedule_block_table,
     supports_shape,
+    validate_block_table,
     validate_page_table,
     workspace_bytes,
     workspace_usage,
@@ -34,13 +37,17 @@ __all__ = [
     "Schedule",
     "WarmupShape",
     "append_kv",
+    "append_kv_block_table",
     "build_info",
     "decode",
+    "decode_block_table",
     "ops",
     "record",
     "schedule",
+    "schedule_block_table",
     "supports",
     "supports_shape",
+    "validate_block_table",
     "validate_page_table",
     "warmup",
     "workspace_bytes",
@@ -92,6 +99,38 @@ def decode(
     )
 
 
+def decode_block_table(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    sm_scale: float | None,
+    *,
+    new_tokens: int = 0,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`decode` with a padded block table, read as it lies: the bits of the CSR table that says the same.
+
+    block_table: int32 [batch, columns], rows any distance apart. seq_lens: int32 [batch].
+    A request has seq_lens + new_tokens tokens: new_tokens 0 where seq_lens counts this step's token, 1 where it
+    counts those before. Below 0 it is empty, whatever new_tokens: output 0, LSE -inf. Entries past a request's
+    tokens are never read, so padding may be -1 or anything. Of a length beyond columns * page_size the result is
+    unspecified; nothing is read out of bounds, and other requests are right.
+    """
+    return _pgqa.decode_block_table(
+        q, k_cache, v_cache, block_table, seq_lens, sm_scale, new_tokens, window_left, logits_soft_cap,
+        pos_encoding_mode, rope_scale, rope_theta, out, return_lse, workspace,
+    )
+
+
 def append_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -125,6 +164,31 @@ def append_kv(
     return _recording.append_kv(
         k, v, k_cache, v_cache, page_indptr, page_indices, last_page_len, q, q_out,
         pos_encoding_mode, rope_scale, rope_theta,
+    )
+
+
+def append_kv_block_table(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    new_tokens: int = 0,
+    q: torch.Tensor | None = None,
+    q_out: torch.Tensor | None = None,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+) -> torch.Tensor | None:
+    """`append_kv` with a padded block table, as `decode_block_table` takes it.
+
+    The new token goes to position seq_lens + new_tokens - 1. Where that is below 0 or past the row's columns, or the
+    page there is outside the caches, nothing is written.
+    """
+    return _pgqa.append_kv_block_table(
+        k, v, k_cache, v_cache, block_table, seq_lens, new_tokens, q, q_out, pos_encoding_mode, rope_scale, rope_theta,
     )
 
 

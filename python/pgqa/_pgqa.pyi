@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import torch
 
@@ -60,7 +60,9 @@ class DecodeGraph:
         *,
         num_query_heads: int,
         max_batch: int,
-        max_pages: int,
+        max_pages: int | None,
+        max_columns: int | None,
+        new_tokens: int,
         sm_scale: float | None,
         window_left: list[int],
         logits_soft_cap: float,
@@ -77,20 +79,21 @@ class DecodeGraph:
         """Launches the step on the current stream; does not synchronise.
 
         live_batch: requests from there on are empty, from this replay on; None: as told last, at first
-        max_batch. num_pages: refused above max_pages. While the current stream is being captured, the
-        launches are recorded there; the graph's tensors must then outlive that capture's graph.
+        max_batch. num_pages: refused above max_pages, or max_columns. While the current stream is being captured,
+        the launches are recorded there; the graph's tensors must then outlive that capture's graph.
 
         ValueError, before anything is launched, for numbers above the capacity, or a live batch where the graph
         takes none; RuntimeError where the memory of a tensor was freed or replaced.
         """
 
     def _rebind(self, tensors: dict[str, torch.Tensor | Sequence[torch.Tensor] | None]) -> None: ...
-    @property
-    def page_indptr(self) -> torch.Tensor: ...
-    @property
-    def page_indices(self) -> torch.Tensor: ...
-    @property
-    def last_page_len(self) -> torch.Tensor: ...
+    # Of the table, None where it is of the other kind.
+    page_indptr: Final[torch.Tensor]
+    page_indices: Final[torch.Tensor]
+    last_page_len: Final[torch.Tensor]
+    block_table: Final[torch.Tensor]
+    seq_lens: Final[torch.Tensor]
+    max_columns: Final[int | None]
     @property
     def q(self) -> tuple[torch.Tensor, ...]: ...
     @property
@@ -147,6 +150,23 @@ def decode(
     return_lse: bool = False,
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+def decode_block_table(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    sm_scale: float | None,
+    new_tokens: int = 0,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 def append_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -155,6 +175,20 @@ def append_kv(
     page_indptr: torch.Tensor,
     page_indices: torch.Tensor,
     last_page_len: torch.Tensor,
+    q: torch.Tensor | None = None,
+    q_out: torch.Tensor | None = None,
+    pos_encoding_mode: int = 0,
+    rope_scale: float = 1.0,
+    rope_theta: float = 10000.0,
+) -> torch.Tensor | None: ...
+def append_kv_block_table(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    new_tokens: int = 0,
     q: torch.Tensor | None = None,
     q_out: torch.Tensor | None = None,
     pos_encoding_mode: int = 0,
@@ -194,6 +228,23 @@ def schedule(
 
     Copies device tensors to the host, which waits for the device.
     """
+
+def schedule_block_table(
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    new_tokens: int = 0,
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype | str = "bfloat16",
+    window_left: int = -1,
+    pos_encoding_mode: int = 0,
+    num_sms: int = 132,
+    device: int | str | None = None,
+) -> Schedule:
+    """`schedule` of a block table, of which only the shape is read."""
 
 def supports_shape(
     *,
@@ -235,6 +286,11 @@ def validate_page_table(
 
     Copies device tensors to the host, which waits for the device.
     """
+
+def validate_block_table(
+    block_table: torch.Tensor, seq_lens: torch.Tensor, num_pages: int, page_size: int, *, new_tokens: int = 0
+) -> None:
+    """`validate_page_table` of a block table: lengths beyond its columns, and the pages that hold tokens."""
 
 def workspace_usage() -> WorkspaceUsage: ...
 def graph_capacity(max_batch: int, max_pages: int, live_batch: int, num_pages: int) -> tuple[int, int]:

@@ -32,14 +32,17 @@ class DecodeGraph(_Native):
 
     q, out: [max_batch, query_heads, head_dim], and lse float32 [max_batch, query_heads] (natural log) with
     return_lse; k, v: [max_batch, kv_heads, head_dim] with append; each a tuple with one tensor a layer.
-    page_indptr int32 [max_batch + 1], page_indices int32 [max_pages], last_page_len int32 [max_batch].
+    page_indptr int32 [max_batch + 1], page_indices int32 [max_pages], last_page_len int32 [max_batch]; or, where
+    max_columns or block_table is given, block_table int32 [max_batch, max_columns] and seq_lens int32 [max_batch],
+    -1 at first.
 
-    Requests beyond those of a step are empty: page_indptr repeated, or `replay(live_batch)`. They read
-    nothing, append nothing, and give output 0 and LSE -inf.
+    Requests beyond those of a step are empty: page_indptr repeated, seq_lens below 0, or `replay(live_batch)`. They
+    read nothing, append nothing, and give output 0 and LSE -inf.
 
     k_cache, v_cache: a tensor [pages, page_size, kv_heads, head_dim] for one layer, or a sequence for several.
-    max_batch, max_pages: the capacity, requests and entries of page_indices.
-    num_query_heads, max_batch, max_pages: None where q, q and page_indices are given.
+    max_batch, max_pages, max_columns: the capacity, requests and entries of page_indices, or columns of block_table.
+    num_query_heads, max_batch, max_pages, max_columns: None where q, q, page_indices, block_table are given.
+    new_tokens: as for `pgqa.decode_block_table`, for appends too.
     sm_scale, window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta: as for `pgqa.decode`; window_left
     may be a sequence, one for each layer.
     append: every layer first writes k and v into its caches, as `pgqa.append_kv`; the table counts the new token.
@@ -61,6 +64,8 @@ class DecodeGraph(_Native):
         num_query_heads: int | None = None,
         max_batch: int | None = None,
         max_pages: int | None = None,
+        max_columns: int | None = None,
+        new_tokens: int = 0,
         sm_scale: float | None = None,
         window_left: int | Sequence[int] = -1,
         logits_soft_cap: float = 0.0,
@@ -76,6 +81,8 @@ class DecodeGraph(_Native):
         page_indptr: torch.Tensor | None = None,
         page_indices: torch.Tensor | None = None,
         last_page_len: torch.Tensor | None = None,
+        block_table: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
         out: LayerTensors | None = None,
         lse: LayerTensors | None = None,
         k: LayerTensors | None = None,
@@ -92,9 +99,15 @@ class DecodeGraph(_Native):
             num_query_heads = first_q.shape[1] if num_query_heads is None else num_query_heads
         if isinstance(page_indices, torch.Tensor) and max_pages is None:
             max_pages = page_indices.numel()
+        if isinstance(block_table, torch.Tensor) and max_columns is None:
+            max_columns = block_table.shape[-1] if block_table.dim() > 0 else 0
+        table = {
+            "page_indptr": page_indptr, "page_indices": page_indices, "last_page_len": last_page_len,
+            "block_table": block_table, "seq_lens": seq_lens,
+        }  # fmt: skip
         super().__init__(
-            {**tensors, "page_indptr": page_indptr, "page_indices": page_indices, "last_page_len": last_page_len},
-            num_query_heads=num_query_heads, max_batch=max_batch, max_pages=max_pages, sm_scale=sm_scale,
+            {**tensors, **table}, num_query_heads=num_query_heads, max_batch=max_batch, max_pages=max_pages,
+            max_columns=max_columns, new_tokens=new_tokens, sm_scale=sm_scale,
             window_left=list(window_left) if isinstance(window_left, Sequence) else [window_left] * layers,
             logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale,
             rope_theta=rope_theta, return_lse=return_lse, append=append, rotate_appended=rotate_appended,
@@ -110,6 +123,8 @@ class DecodeGraph(_Native):
         page_indptr: torch.Tensor | None = None,
         page_indices: torch.Tensor | None = None,
         last_page_len: torch.Tensor | None = None,
+        block_table: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
         out: LayerTensors | None = None,
         lse: LayerTensors | None = None,
         k: LayerTensors | None = None,
@@ -117,9 +132,10 @@ class DecodeGraph(_Native):
     ) -> None:
         """Other tensors for later replays; None keeps those that are there.
 
-        They have the dtypes and shapes of the captured ones, up to the number of pages and of entries of
-        page_indices, and any strides that `pgqa.decode` takes. The executable stays the same: its nodes
-        get other parameters. Replays that are enqueued keep theirs: keep those tensors alive until they are done.
+        They have the dtypes and shapes of the captured ones, up to the number of pages, of entries of
+        page_indices and of columns of block_table, and any strides that `pgqa.decode` takes. The executable stays
+        the same: its nodes get other parameters. Replays that are enqueued keep theirs: keep those tensors alive
+        until they are done.
         A refusal changes nothing.
         """
         layers = len(self.k_cache)
@@ -130,4 +146,5 @@ class DecodeGraph(_Native):
         self._rebind({
             **{name: _by_layer(value, layers) for name, value in by_layer.items()},
             "page_indptr": page_indptr, "page_indices": page_indices, "last_page_len": last_page_len,
+            "block_table": block_table, "seq_lens": seq_lens,
         })  # fmt: skip

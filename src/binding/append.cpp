@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "binding/args.h"
 #include "binding/checks.h"
@@ -76,7 +77,7 @@ void CheckCaches(const AppendCall& call, Faults* faults) {
           FaultText(name, ShapeText(cache), "kv_heads and head_dim of k, " + ShapeText(call.k)));
     }
     CheckWritten(name, cache,
-                 {&call.k, &call.v, &call.page_indptr, &call.page_indices, &call.last_page_len},
+                 {&call.k, &call.v, &call.table.indptr, &call.table.indices, &call.table.lengths},
                  faults);
   }
   if (call.v_cache.dim() == 4)
@@ -127,7 +128,7 @@ Faults CheckAppend(const AppendCall& call) {
   if (CheckLikeKeys("v", call.v, 3, call, &faults))
     CheckSameShape("v", call.v, "k", call.k, &faults);
   CheckCaches(call, &faults);
-  CheckPageTable(call.page_indptr, call.page_indices, call.last_page_len, call.k, "k", &faults);
+  CheckTable(call.table, call.k, "k", &faults);
   CheckQueries(call, &faults);
   if (call.pos_encoding_mode != 0 && call.pos_encoding_mode != 1) {
     faults.push_back(FaultText("pos_encoding_mode", std::to_string(call.pos_encoding_mode),
@@ -162,7 +163,7 @@ AppendArgs ArgsOf(const AppendCall& call) {
   args.v_cache = call.v_cache.data_ptr();
   args.k_cache_strides = CacheStridesOf(call.k_cache);
   args.v_cache_strides = CacheStridesOf(call.v_cache);
-  args.table = TableOf(call.page_indptr, call.page_indices, call.last_page_len, call.k_cache);
+  args.table = TableOf(call.table, call.k_cache.size(0), call.k_cache.size(1));
   if (call.q.has_value()) {
     args.q = call.q->data_ptr();
     args.q_strides = RowStridesOf(*call.q);
@@ -190,17 +191,15 @@ absl::Status Run(const AppendCall& call, const AttentionShape& shape) {
 #endif
 }
 
-py::object AppendKv(Object k, Object v, Object k_cache, Object v_cache, Object page_indptr,
-                    Object page_indices, Object last_page_len, Object q, Object q_out,
-                    Object pos_encoding_mode, Object rope_scale, Object rope_theta) {
+py::object AppendTo(TableTensors table, Object k, Object v, Object k_cache, Object v_cache,
+                    Object q, Object q_out, Object pos_encoding_mode, Object rope_scale,
+                    Object rope_theta) {
   AppendCall call;
   call.k = ToTensor("k", k);
   call.v = ToTensor("v", v);
   call.k_cache = ToTensor("k_cache", k_cache);
   call.v_cache = ToTensor("v_cache", v_cache);
-  call.page_indptr = ToTensor("page_indptr", page_indptr);
-  call.page_indices = ToTensor("page_indices", page_indices);
-  call.last_page_len = ToTensor("last_page_len", last_page_len);
+  call.table = std::move(table);
   call.q = ToOptionalTensor("q", q);
   call.q_out = ToOptionalTensor("q_out", q_out);
   call.pos_encoding_mode = ToInt("pos_encoding_mode", pos_encoding_mode);
@@ -209,6 +208,21 @@ py::object AppendKv(Object k, Object v, Object k_cache, Object v_cache, Object p
   ThrowIfError(RunAppend(&call));
   if (!call.q.has_value()) return py::none();
   return q_out.is_none() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(*call.q_out)) : q_out;
+}
+
+py::object AppendKv(Object k, Object v, Object k_cache, Object v_cache, Object page_indptr,
+                    Object page_indices, Object last_page_len, Object q, Object q_out,
+                    Object pos_encoding_mode, Object rope_scale, Object rope_theta) {
+  return AppendTo(ReadCsr(page_indptr, page_indices, last_page_len), k, v, k_cache, v_cache, q,
+                  q_out, pos_encoding_mode, rope_scale, rope_theta);
+}
+
+py::object AppendKvBlockTable(Object k, Object v, Object k_cache, Object v_cache,
+                              Object block_table, Object seq_lens, Object new_tokens, Object q,
+                              Object q_out, Object pos_encoding_mode, Object rope_scale,
+                              Object rope_theta) {
+  return AppendTo(ReadBlockTable(block_table, seq_lens, new_tokens), k, v, k_cache, v_cache, q,
+                  q_out, pos_encoding_mode, rope_scale, rope_theta);
 }
 
 }  // namespace
@@ -222,10 +236,17 @@ absl::Status RunAppend(AppendCall* call) {
 }
 
 void DefineAppend(py::module_& m) {
+  const auto q = py::arg("q") = py::none();
+  const auto q_out = py::arg("q_out") = py::none();
+  const auto pos_encoding = py::arg("pos_encoding_mode") = 0;
+  const auto rope_scale = py::arg("rope_scale") = 1.0;
+  const auto rope_theta = py::arg("rope_theta") = 10000.0;
   m.def("append_kv", &AppendKv, py::arg("k"), py::arg("v"), py::arg("k_cache"), py::arg("v_cache"),
-        py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
-        py::arg("q") = py::none(), py::arg("q_out") = py::none(), py::arg("pos_encoding_mode") = 0,
-        py::arg("rope_scale") = 1.0, py::arg("rope_theta") = 10000.0);
+        py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"), q, q_out,
+        pos_encoding, rope_scale, rope_theta);
+  m.def("append_kv_block_table", &AppendKvBlockTable, py::arg("k"), py::arg("v"),
+        py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("seq_lens"),
+        py::arg("new_tokens") = 0, q, q_out, pos_encoding, rope_scale, rope_theta);
 }
 
 }  // namespace pgqa::binding

@@ -9,13 +9,15 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "binding/table.h"
 #include "binding/tensor_checks.h"
 
 namespace pgqa::binding {
 
 // The arguments of one call, of the right Python types but not checked.
 struct AppendCall {
-  at::Tensor k, v, k_cache, v_cache, page_indptr, page_indices, last_page_len;
+  at::Tensor k, v, k_cache, v_cache;
+  TableTensors table;
   std::optional<at::Tensor> q, q_out;
   int64_t pos_encoding_mode = 0;
   double rope_scale = 1.0;

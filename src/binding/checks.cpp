@@ -39,8 +39,12 @@ void CheckCaches(const DecodeCall& call, Faults* faults) {
 
 // What the call reads.
 std::array<const at::Tensor*, 6> InputsOf(const DecodeCall& call) {
-  return {&call.q,           &call.k_cache,      &call.v_cache,
-          &call.page_indptr, &call.page_indices, &call.last_page_len};
+  return {&call.q,
+          &call.k_cache,
+          &call.v_cache,
+          &call.table.indptr,
+          &call.table.indices,
+          &call.table.lengths};
 }
 
 void CheckOut(const DecodeCall& call, Faults* faults) {
@@ -148,21 +152,8 @@ CacheStrides CacheStridesOf(const at::Tensor& cache) {
   return {StrideOf(cache, 0), StrideOf(cache, 1), StrideOf(cache, 2)};
 }
 
-PageTableView TableOf(const at::Tensor& page_indptr, const at::Tensor& page_indices,
-                      const at::Tensor& last_page_len, const at::Tensor& k_cache) {
-  PageTableView table;
-  table.indptr = static_cast<const int32_t*>(page_indptr.data_ptr());
-  table.indices = static_cast<const int32_t*>(page_indices.data_ptr());
-  table.last_page_len = static_cast<const int32_t*>(last_page_len.data_ptr());
-  table.num_indices = page_indices.numel();
-  table.num_pages = k_cache.size(0);
-  table.batch = static_cast<int32_t>(last_page_len.numel());
-  table.page_size = static_cast<int32_t>(k_cache.size(1));
-  return table;
-}
-
 PageTableView TableOf(const DecodeCall& call) {
-  return TableOf(call.page_indptr, call.page_indices, call.last_page_len, call.k_cache);
+  return TableOf(call.table, call.k_cache.size(0), call.k_cache.size(1));
 }
 
 Faults CheckCall(const DecodeCall& call, AttentionShape* shape, AttentionOptions* options) {
@@ -178,7 +169,7 @@ Faults CheckCall(const DecodeCall& call, AttentionShape* shape, AttentionOptions
   if (dense) CheckRows("q", call.q, &faults);
   CheckCaches(call, &faults);
   if (dense && call.k_cache.dim() == 4) ReadShape(call, shape, &faults);
-  CheckPageTable(call.page_indptr, call.page_indices, call.last_page_len, call.q, "q", &faults);
+  CheckTable(call.table, call.q, "q", &faults);
   ReadOptions(call, options, &faults);
   CheckOut(call, &faults);
   CheckLse(call, &faults);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "binding/table.h"
 #include "pgqa/page_table.h"
 #include "pgqa/types.h"
 
@@ -19,9 +20,7 @@ struct DecodeCall {
   at::Tensor q;
   at::Tensor k_cache;
   at::Tensor v_cache;
-  at::Tensor page_indptr;
-  at::Tensor page_indices;
-  at::Tensor last_page_len;
+  TableTensors table;
   std::optional<double> sm_scale;  // none: head_dim^-0.5
   int64_t window_left = -1;
   double logits_soft_cap = 0.0;
@@ -39,10 +38,8 @@ struct DecodeCall {
 std::vector<std::string> CheckCall(const DecodeCall& call, AttentionShape* shape,
                                    AttentionOptions* options);
 
-// Views of checked tensors. Strides of dimensions of size 1 are 0.
+// Of checked tensors. Strides of dimensions of size 1 are 0.
 PageTableView TableOf(const DecodeCall& call);
-PageTableView TableOf(const at::Tensor& page_indptr, const at::Tensor& page_indices,
-                      const at::Tensor& last_page_len, const at::Tensor& k_cache);
 CacheStrides CacheStridesOf(const at::Tensor& cache);
 
 }  // namespace pgqa::binding

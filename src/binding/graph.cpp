@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -159,8 +160,17 @@ class TensorGraph {
 
 using Object = const py::object&;
 
+int64_t ReadMaxColumns(Object max_columns, Object max_pages) {
+  if (!max_pages.is_none())
+    throw py::value_error(FaultText("max_pages", "a number with a block table", "none"));
+  const int64_t columns = ToInt("max_columns", max_columns);
+  if (columns >= 0 && columns <= std::numeric_limits<int32_t>::max()) return columns;
+  throw py::value_error(FaultText("max_columns", std::to_string(columns), "0 to 2147483647"));
+}
+
 std::unique_ptr<TensorGraph> MakeGraph(const py::dict& tensors, Object num_query_heads,
-                                       Object max_batch, Object max_pages, Object sm_scale,
+                                       Object max_batch, Object max_pages, Object max_columns,
+                                       Object new_tokens, Object sm_scale,
                                        const py::list& window_left, Object logits_soft_cap,
                                        Object pos_encoding_mode, Object rope_scale,
                                        Object rope_theta, Object return_lse, Object append,
@@ -169,7 +179,12 @@ std::unique_ptr<TensorGraph> MakeGraph(const py::dict& tensors, Object num_query
   GraphRequest request;
   request.num_query_heads = ToInt("num_query_heads", num_query_heads);
   request.max_batch = ToInt("max_batch", max_batch);
-  request.max_pages = ToInt("max_pages", max_pages);
+  if (max_columns.is_none()) {
+    request.max_pages = ToInt("max_pages", max_pages);
+  } else {
+    request.max_columns = ReadMaxColumns(max_columns, max_pages);
+  }
+  request.new_tokens = ToInt("new_tokens", new_tokens);
   if (!sm_scale.is_none()) request.sm_scale = ToDouble("sm_scale", sm_scale);
   for (const py::handle window : window_left)
     request.window_left.push_back(ToInt("window_left", window));
@@ -184,10 +199,17 @@ std::unique_ptr<TensorGraph> MakeGraph(const py::dict& tensors, Object num_query
   request.dependent_launch = ToBool("dependent_launch", dependent_launch);
   GraphTensors given;
   SetTensors(tensors, &given);
-  if (given.page_indices.defined() && given.page_indices.numel() != request.max_pages) {
+  if (request.IsCsr() && given.page_indices.defined() &&
+      given.page_indices.numel() != request.max_pages) {
     throw py::value_error(
         FaultText("max_pages", std::to_string(request.max_pages),
                   std::to_string(given.page_indices.numel()) + ", the elements of page_indices"));
+  }
+  if (!request.IsCsr() && given.block_table.defined() && given.block_table.dim() == 2 &&
+      given.block_table.size(1) != request.max_columns) {
+    throw py::value_error(
+        FaultText("max_columns", std::to_string(request.max_columns),
+                  std::to_string(given.block_table.size(1)) + ", the columns of block_table"));
   }
   return std::make_unique<TensorGraph>(request, std::move(given));
 }
@@ -205,6 +227,8 @@ void DefineTensors(py::class_<TensorGraph>* graph) {
   one("page_indptr", &GraphTensors::page_indptr);
   one("page_indices", &GraphTensors::page_indices);
   one("last_page_len", &GraphTensors::last_page_len);
+  one("block_table", &GraphTensors::block_table);
+  one("seq_lens", &GraphTensors::seq_lens);
   const auto layers = [graph](const char* name, LayerTensors GraphTensors::*tensors) {
     graph->def_property_readonly(name, [tensors](const TensorGraph& self) {
       py::list list;
@@ -227,7 +251,8 @@ void DefineGraph(py::module_& m) {
   py::class_<TensorGraph> graph(m, "DecodeGraph", py::module_local());
   graph
       .def(py::init(&MakeGraph), py::arg("tensors"), py::kw_only(), py::arg("num_query_heads"),
-           py::arg("max_batch"), py::arg("max_pages"), py::arg("sm_scale"), py::arg("window_left"),
+           py::arg("max_batch"), py::arg("max_pages"), py::arg("max_columns"),
+           py::arg("new_tokens"), py::arg("sm_scale"), py::arg("window_left"),
            py::arg("logits_soft_cap"), py::arg("pos_encoding_mode"), py::arg("rope_scale"),
            py::arg("rope_theta"), py::arg("return_lse"), py::arg("append"),
            py::arg("rotate_appended"), py::arg("live_batch"), py::arg("dependent_launch"))
@@ -237,12 +262,18 @@ void DefineGraph(py::module_& m) {
            "does not "
            "synchronise. live_batch: rows from there on are empty requests, from now on; None: as "
            "told last, at "
-           "first max_batch. num_pages: refused above max_pages.")
+           "first max_batch. num_pages: refused above max_pages, or above max_columns.")
       .def("_rebind", &TensorGraph::Rebind, py::arg("tensors"))
       .def_property_readonly("max_batch",
                              [](const TensorGraph& g) { return g.graph().spec().shape.batch; })
       .def_property_readonly("max_pages",
                              [](const TensorGraph& g) { return g.graph().spec().max_pages; })
+      .def_property_readonly("max_columns",
+                             [](const TensorGraph& g) -> py::object {
+                               const GraphSpec& spec = g.graph().spec();
+                               if (spec.IsCsr()) return py::none();
+                               return py::int_(spec.max_columns);
+                             })
       .def_property_readonly("live_batch",
                              [](const TensorGraph& g) { return g.graph().live_batch(); })
       .def_property_readonly("device_bytes", &TensorGraph::DeviceBytes)

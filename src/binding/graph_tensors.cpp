@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <limits>
+#include <utility>
 
 #include "binding/append.h"
 #include "binding/args.h"
@@ -32,6 +33,23 @@ void CheckInside(const char* name, int64_t value, int64_t least) {
   Raise(FaultText(name, std::to_string(value), std::to_string(least) + " to 2147483647"));
 }
 
+// That the arrays are of the kind of table that the request names.
+void CheckTableKind(const GraphRequest& request, const GraphTensors& tensors) {
+  const auto expect_none = [](const char* name, const at::Tensor& tensor, const char* got) {
+    if (tensor.defined()) Raise(FaultText(name, got, "none"));
+  };
+  if (request.IsCsr()) {
+    CheckInside("max_pages", request.max_pages, 0);
+    expect_none("block_table", tensors.block_table, "a tensor without max_columns");
+    expect_none("seq_lens", tensors.seq_lens, "a tensor without max_columns or block_table");
+  } else {
+    constexpr char kGot[] = "a tensor with a block table";
+    expect_none("page_indptr", tensors.page_indptr, kGot);
+    expect_none("page_indices", tensors.page_indices, kGot);
+    expect_none("last_page_len", tensors.last_page_len, kGot);
+  }
+}
+
 // What allocation relies on; the rest is checked once the tensors are complete.
 void CheckBeforeAllocation(const GraphRequest& request, const GraphTensors& tensors) {
   if (tensors.k_cache.empty()) Raise(FaultText("k_cache", "no tensor", "one for each layer"));
@@ -40,7 +58,7 @@ void CheckBeforeAllocation(const GraphRequest& request, const GraphTensors& tens
   if (cache.dim() != 4) Raise(FaultText("k_cache", ShapeText(cache), "rank 4"));
   CheckInside("num_query_heads", request.num_query_heads, 1);
   CheckInside("max_batch", request.max_batch, 1);
-  CheckInside("max_pages", request.max_pages, 0);
+  CheckTableKind(request, tensors);
   const size_t num_layers = tensors.k_cache.size();
   if (request.window_left.size() != num_layers) {
     Raise(FaultText("window_left", std::to_string(request.window_left.size()) + " numbers",
@@ -65,14 +83,17 @@ void AllocateLayers(size_t num_layers, std::vector<int64_t> shape, at::ScalarTyp
   allocated->push_back(all);
 }
 
+TableTensors TableOf(const GraphRequest& request, const GraphTensors& t) {
+  if (request.IsCsr()) return {t.page_indptr, t.page_indices, t.last_page_len, 0};
+  return {{}, t.block_table, t.seq_lens, request.new_tokens};
+}
+
 DecodeCall DecodeCallOf(const GraphRequest& request, const GraphTensors& t, size_t layer) {
   DecodeCall call;
   call.q = t.q[layer];
   call.k_cache = t.k_cache[layer];
   call.v_cache = t.v_cache[layer];
-  call.page_indptr = t.page_indptr;
-  call.page_indices = t.page_indices;
-  call.last_page_len = t.last_page_len;
+  call.table = TableOf(request, t);
   call.sm_scale = request.sm_scale;
   call.window_left = request.window_left[layer];
   call.logits_soft_cap = request.logits_soft_cap;
@@ -85,15 +106,13 @@ DecodeCall DecodeCallOf(const GraphRequest& request, const GraphTensors& t, size
   return call;
 }
 
-AppendCall AppendCallOf(const GraphTensors& t, size_t layer) {
+AppendCall AppendCallOf(const GraphRequest& request, const GraphTensors& t, size_t layer) {
   AppendCall call;
   call.k = t.k[layer];
   call.v = t.v[layer];
   call.k_cache = t.k_cache[layer];
   call.v_cache = t.v_cache[layer];
-  call.page_indptr = t.page_indptr;
-  call.page_indices = t.page_indices;
-  call.last_page_len = t.last_page_len;
+  call.table = TableOf(request, t);
   return call;
 }
 
@@ -116,6 +135,24 @@ GraphLayer LayerOf(const GraphRequest& request, const GraphTensors& t, size_t la
   if (request.return_lse) l.lse = static_cast<float*>(t.lse[layer].data_ptr());
   l.options = options;
   return l;
+}
+
+void SetTable(const GraphRequest& request, const GraphTensors& t, GraphSpec* spec) {
+  const auto address = [](const at::Tensor& tensor) {
+    return static_cast<const int32_t*>(tensor.data_ptr());
+  };
+  if (request.IsCsr()) {
+    spec->max_pages = t.page_indices.numel();
+    spec->page_indptr = address(t.page_indptr);
+    spec->page_indices = address(t.page_indices);
+    spec->last_page_len = address(t.last_page_len);
+  } else {
+    spec->max_columns = static_cast<int32_t>(t.block_table.size(1));
+    spec->block_table = address(t.block_table);
+    spec->block_table_stride = StrideOf(t.block_table, 0);
+    spec->seq_lens = address(t.seq_lens);
+    spec->new_tokens = static_cast<int32_t>(request.new_tokens);
+  }
 }
 
 // That a layer is of the first one's shape, and its caches of as many pages.
@@ -158,14 +195,19 @@ std::vector<at::Tensor> AllocateMissing(const GraphRequest& request, GraphTensor
     Raise(FaultText("stream", "one that is being captured",
                     "one that is not: make the graph before"));
   std::vector<at::Tensor> allocated;
-  const auto table = [&](int64_t size, at::Tensor* tensor) {
+  const auto table = [&](at::IntArrayRef sizes, int value, at::Tensor* tensor) {
     if (tensor->defined()) return;
-    *tensor = at::detail::empty_cuda({size}, at::kInt, device, std::nullopt).zero_();
+    *tensor = at::detail::empty_cuda(sizes, at::kInt, device, std::nullopt).fill_(value);
     allocated.push_back(*tensor);
   };
-  table(request.max_batch + 1, &tensors->page_indptr);
-  table(request.max_pages, &tensors->page_indices);
-  table(request.max_batch, &tensors->last_page_len);
+  if (request.IsCsr()) {
+    table({request.max_batch + 1}, 0, &tensors->page_indptr);
+    table({request.max_pages}, 0, &tensors->page_indices);
+    table({request.max_batch}, 0, &tensors->last_page_len);
+  } else {
+    table({request.max_batch, request.max_columns}, 0, &tensors->block_table);
+    table({request.max_batch}, -1, &tensors->seq_lens);
+  }
   const std::vector<int64_t> queries{request.max_batch, request.num_query_heads, cache.size(3)};
   const std::vector<int64_t> rows{request.max_batch, cache.size(2), cache.size(3)};
   AllocateLayers(num_layers, queries, dtype, device, &tensors->q, &allocated);
@@ -194,7 +236,8 @@ GraphSpec SpecOf(const GraphRequest& request, const GraphTensors& tensors) {
     AttentionShape shape;
     AttentionOptions options;
     Faults faults = CheckCall(DecodeCallOf(request, tensors, layer), &shape, &options);
-    if (faults.empty() && request.append) faults = CheckAppend(AppendCallOf(tensors, layer));
+    if (faults.empty() && request.append)
+      faults = CheckAppend(AppendCallOf(request, tensors, layer));
     if (layer == 0) {
       spec.shape = shape;
       spec.num_pages = tensors.k_cache[0].dim() == 4 ? tensors.k_cache[0].size(0) : 0;
@@ -211,10 +254,7 @@ GraphSpec SpecOf(const GraphRequest& request, const GraphTensors& tensors) {
   check_asked("max_batch", request.max_batch, spec.shape.batch, "the batch of q");
   check_asked("num_query_heads", request.num_query_heads, spec.shape.num_query_heads,
               "the heads of q");
-  spec.max_pages = tensors.page_indices.numel();
-  spec.page_indptr = static_cast<const int32_t*>(tensors.page_indptr.data_ptr());
-  spec.page_indices = static_cast<const int32_t*>(tensors.page_indices.data_ptr());
-  spec.last_page_len = static_cast<const int32_t*>(tensors.last_page_len.data_ptr());
+  SetTable(request, tensors, &spec);
   spec.live_batch = request.live_batch;
   spec.dependent_launch = request.dependent_launch;
   spec.return_lse = request.return_lse;
@@ -224,25 +264,34 @@ GraphSpec SpecOf(const GraphRequest& request, const GraphTensors& tensors) {
 }
 
 void CheckAsCaptured(const GraphTensors& got, const GraphTensors& expected) {
-  // Layers first: tensors are compared one by one below.
+  // Which there are, first: tensors are compared one by one below.
   std::vector<size_t> counts;
-  const auto ignore = [](const char*, const at::Tensor&) {};
-  GraphTensors::Visit(expected, ignore, [&](const char*, const LayerTensors& tensors) {
-    counts.push_back(tensors.size());
-  });
+  GraphTensors::Visit(
+      expected,
+      [&](const char*, const at::Tensor& tensor) { counts.push_back(tensor.defined() ? 1 : 0); },
+      [&](const char*, const LayerTensors& tensors) { counts.push_back(tensors.size()); });
   size_t i = 0;
-  GraphTensors::Visit(got, ignore, [&](const char* name, const LayerTensors& tensors) {
-    CheckCount(name, tensors, counts[i++]);
-  });
+  GraphTensors::Visit(
+      got,
+      [&](const char* name, const at::Tensor& tensor) {
+        if (counts[i++] == 0 && tensor.defined())
+          Raise(FaultText(name, "a tensor", "none: the graph has another kind of page table"));
+      },
+      [&](const char* name, const LayerTensors& tensors) {
+        CheckCount(name, tensors, counts[i++]);
+      });
   std::vector<at::Tensor> captured;
   expected.ForEach([&](const char*, const at::Tensor& tensor) { captured.push_back(tensor); });
   i = 0;
   got.ForEach([&](const char* name, const at::Tensor& tensor) {
     const at::Tensor& old = captured[i++];
+    const bool is_block_table = name == std::string("block_table");
     const size_t first = tensor.dim() == 4 || name == std::string("page_indices") ? 1 : 0;
+    const size_t count = tensor.sizes().size() - first - (is_block_table ? 1 : 0);
     if (tensor.scalar_type() != old.scalar_type())
       Raise(FaultText(name, DTypeText(tensor), DTypeText(old) + " as captured"));
-    if (tensor.dim() != old.dim() || tensor.sizes().slice(first) != old.sizes().slice(first))
+    if (tensor.dim() != old.dim() ||
+        tensor.sizes().slice(first, count) != old.sizes().slice(first, count))
       Raise(FaultText(name, ShapeText(tensor), ShapeText(old) + " as captured"));
   });
 }

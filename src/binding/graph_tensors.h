@@ -18,7 +18,8 @@ namespace pgqa::binding {
 using LayerTensors = std::vector<at::Tensor>;
 
 struct GraphTensors {
-  at::Tensor page_indptr, page_indices, last_page_len;
+  at::Tensor page_indptr, page_indices, last_page_len;  // undefined with a block table
+  at::Tensor block_table, seq_lens;                     // undefined with a CSR table
   LayerTensors q, k_cache, v_cache, out;
   LayerTensors lse;   // empty without return_lse
   LayerTensors k, v;  // empty without append
@@ -30,6 +31,8 @@ struct GraphTensors {
     one("page_indptr", self.page_indptr);
     one("page_indices", self.page_indices);
     one("last_page_len", self.last_page_len);
+    one("block_table", self.block_table);
+    one("seq_lens", self.seq_lens);
     layers("q", self.q);
     layers("k_cache", self.k_cache);
     layers("v_cache", self.v_cache);
@@ -39,11 +42,14 @@ struct GraphTensors {
     layers("v", self.v);
   }
 
-  // Calls fn(name, tensor) for all of them.
+  // Calls fn(name, tensor) for all that are defined.
   template <class Fn>
   void ForEach(Fn fn) const {
-    Visit(*this, fn, [&](const char* name, const LayerTensors& tensors) {
-      for (const at::Tensor& tensor : tensors) fn(name, tensor);
+    const auto one = [&](const char* name, const at::Tensor& tensor) {
+      if (tensor.defined()) fn(name, tensor);
+    };
+    Visit(*this, one, [&](const char* name, const LayerTensors& tensors) {
+      for (const at::Tensor& tensor : tensors) one(name, tensor);
     });
   }
 };
@@ -53,6 +59,8 @@ struct GraphRequest {
   int64_t num_query_heads = 0;
   int64_t max_batch = 0;
   int64_t max_pages = 0;
+  int64_t max_columns = GraphSpec::kCsr;  // of a block table, in place of max_pages
+  int64_t new_tokens = 0;
   std::optional<double> sm_scale;
   std::vector<int64_t> window_left;  // of each layer
   double logits_soft_cap = 0.0;
@@ -64,6 +72,8 @@ struct GraphRequest {
   bool rotate_appended = false;
   bool live_batch = true;
   bool dependent_launch = true;
+
+  bool IsCsr() const { return max_columns == GraphSpec::kCsr; }
 };
 
 // Puts the tensors and lists of tensors of a dict into their places, by name; None leaves one as it
@@ -71,7 +81,7 @@ struct GraphRequest {
 void SetTensors(const pybind11::dict& named, GraphTensors* tensors);
 
 // Allocates what is undefined or empty in `tensors` on the device of its caches, on the current
-// stream: the table zeroed, the rest not initialised. Raises ValueError where the caches or the
+// stream: the table zeroed but for seq_lens, -1, the rest not initialised. Raises ValueError where the caches or the
 // request do not allow it. Returns what it has allocated.
 std::vector<at::Tensor> AllocateMissing(const GraphRequest& request, GraphTensors* tensors);
 
@@ -80,7 +90,7 @@ std::vector<at::Tensor> AllocateMissing(const GraphRequest& request, GraphTensor
 GraphSpec SpecOf(const GraphRequest& request, const GraphTensors& tensors);
 
 // Raises ValueError unless every tensor of `got` has the dtype and shape of that of `expected`; the
-// number of pages and of entries of page_indices may differ.
+// number of pages, of entries of page_indices and of columns of block_table may differ.
 void CheckAsCaptured(const GraphTensors& got, const GraphTensors& expected);
 
 }  // namespace pgqa::binding

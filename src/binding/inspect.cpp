@@ -13,6 +13,7 @@
 
 #include "binding/args.h"
 #include "binding/backend.h"
+#include "binding/table.h"
 #include "binding/tensor_checks.h"
 #include "pgqa/graph_spec.h"
 #include "pgqa/schedule.h"
@@ -169,6 +170,41 @@ void ValidateTable(const py::object& page_indptr, const py::object& page_indices
   ThrowIfError(ValidatePageTable(table));
 }
 
+// A checked block table, its lengths on the host; waits for the device where they lie on one.
+TableTensors ToHostLengths(const py::object& block_table, const py::object& seq_lens,
+                           const py::object& new_tokens) {
+  TableTensors table = ReadBlockTable(block_table, seq_lens, new_tokens);
+  Faults faults;
+  CheckTableLayout(table, &faults);
+  if (!faults.empty()) ThrowValueError(faults.front());
+  if (table.indices.size(0) != table.lengths.numel()) {
+    ThrowValueError(FaultText("block_table", ShapeText(table.indices),
+                              std::to_string(table.lengths.numel()) + " rows (of seq_lens)"));
+  }
+  table.lengths = table.lengths.cpu();
+  return table;
+}
+
+Schedule MakeBlockTableSchedule(const py::object& block_table, const py::object& seq_lens,
+                                const py::object& new_tokens, int32_t num_query_heads,
+                                int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
+                                const py::object& dtype, int32_t window_left, int pos_encoding_mode,
+                                int32_t num_sms, const py::object& device) {
+  const TableTensors table = ToHostLengths(block_table, seq_lens, new_tokens);
+  const AttentionShape shape =
+      MakeShape(num_query_heads, num_kv_heads, head_dim, page_size, dtype, pos_encoding_mode);
+  const LaunchPlan plan = PlanFor(shape, device, num_sms);
+  return ValueOrThrow(
+      Schedule::Make(plan.partition, TableOf(table, /*num_pages=*/0, page_size), window_left));
+}
+
+void ValidateBlockTable(const py::object& block_table, const py::object& seq_lens,
+                        int64_t num_pages, int32_t page_size, const py::object& new_tokens) {
+  TableTensors table = ToHostLengths(block_table, seq_lens, new_tokens);
+  table.indices = table.indices.cpu();
+  ThrowIfError(ValidatePageTable(TableOf(table, num_pages, page_size)));
+}
+
 py::list PiecesOf(const Schedule& schedule, int32_t worker) {
   if (worker < 0 || worker >= schedule.num_workers()) {
     throw py::index_error(FaultText("worker", std::to_string(worker),
@@ -206,11 +242,17 @@ void DefineSchedule(py::module_& m) {
                              [](const Schedule& s) { return s.partition().tile_tokens; })
       .def_property_readonly("active_workers_per_axis",
                              [](const Schedule& s) { return s.partition().active_workers; });
-  m.def("schedule", &MakeSchedule, py::arg("page_indptr"), py::arg("last_page_len"), py::kw_only(),
-        py::arg("num_query_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
-        py::arg("page_size"), py::arg("dtype") = "bfloat16", py::arg("window_left") = -1,
-        py::arg("pos_encoding_mode") = 0, py::arg("num_sms") = kDefaultSms,
-        py::arg("device") = py::none());
+  // What both schedules take by name, in this order.
+  const auto define = [&m](const char* name, auto function, auto... table) {
+    m.def(name, function, table..., py::arg("num_query_heads"), py::arg("num_kv_heads"),
+          py::arg("head_dim"), py::arg("page_size"), py::arg("dtype") = "bfloat16",
+          py::arg("window_left") = -1, py::arg("pos_encoding_mode") = 0,
+          py::arg("num_sms") = kDefaultSms, py::arg("device") = py::none());
+  };
+  define("schedule", &MakeSchedule, py::arg("page_indptr"), py::arg("last_page_len"),
+         py::kw_only());
+  define("schedule_block_table", &MakeBlockTableSchedule, py::arg("block_table"),
+         py::arg("seq_lens"), py::kw_only(), py::arg("new_tokens") = 0);
 }
 
 py::tuple CapacityFor(const py::object& max_batch, const py::object& max_pages,
@@ -254,6 +296,8 @@ void DefineInspection(py::module_& m) {
         py::arg("device") = py::none());
   m.def("validate_page_table", &ValidateTable, py::arg("page_indptr"), py::arg("page_indices"),
         py::arg("last_page_len"), py::arg("num_pages"), py::arg("page_size"));
+  m.def("validate_block_table", &ValidateBlockTable, py::arg("block_table"), py::arg("seq_lens"),
+        py::arg("num_pages"), py::arg("page_size"), py::kw_only(), py::arg("new_tokens") = 0);
   m.def("workspace_usage", &WorkspaceUsage);
   m.def("graph_capacity", &CapacityFor, py::arg("max_batch"), py::arg("max_pages"),
         py::arg("live_batch"), py::arg("num_pages"));

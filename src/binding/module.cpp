@@ -6,6 +6,8 @@
 #include <torch/types.h>
 #include <torch/version.h>
 
+#include <utility>
+
 #include "binding/append.h"
 #include "binding/args.h"
 #include "binding/backend.h"
@@ -20,17 +22,14 @@ namespace {
 namespace py = pybind11;
 using Object = const py::object&;
 
-DecodeCall ReadCall(Object q, Object k_cache, Object v_cache, Object page_indptr,
-                    Object page_indices, Object last_page_len, Object sm_scale, Object window_left,
-                    Object logits_soft_cap, Object pos_encoding_mode, Object rope_scale,
-                    Object rope_theta) {
+DecodeCall ReadCall(Object q, Object k_cache, Object v_cache, TableTensors table, Object sm_scale,
+                    Object window_left, Object logits_soft_cap, Object pos_encoding_mode,
+                    Object rope_scale, Object rope_theta) {
   DecodeCall call;
   call.q = ToTensor("q", q);
   call.k_cache = ToTensor("k_cache", k_cache);
   call.v_cache = ToTensor("v_cache", v_cache);
-  call.page_indptr = ToTensor("page_indptr", page_indptr);
-  call.page_indices = ToTensor("page_indices", page_indices);
-  call.last_page_len = ToTensor("last_page_len", last_page_len);
+  call.table = std::move(table);
   if (!sm_scale.is_none()) call.sm_scale = ToDouble("sm_scale", sm_scale);
   call.window_left = ToInt("window_left", window_left);
   call.logits_soft_cap = ToDouble("logits_soft_cap", logits_soft_cap);
@@ -40,13 +39,7 @@ DecodeCall ReadCall(Object q, Object k_cache, Object v_cache, Object page_indptr
   return call;
 }
 
-py::object Decode(Object q, Object k_cache, Object v_cache, Object page_indptr, Object page_indices,
-                  Object last_page_len, Object sm_scale, Object window_left, Object logits_soft_cap,
-                  Object pos_encoding_mode, Object rope_scale, Object rope_theta, Object out,
-                  Object return_lse, Object workspace) {
-  DecodeCall call =
-      ReadCall(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,
-               logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta);
+py::object Run(DecodeCall call, Object out, Object return_lse, Object workspace) {
   call.out = ToOptionalTensor("out", out);
   call.return_lse = ToBool("return_lse", return_lse);
   call.workspace = ToOptionalTensor("workspace", workspace);
@@ -61,14 +54,34 @@ py::object Decode(Object q, Object k_cache, Object v_cache, Object page_indptr, 
   return py::make_tuple(std::move(first), wrap(lse));
 }
 
+py::object Decode(Object q, Object k_cache, Object v_cache, Object page_indptr, Object page_indices,
+                  Object last_page_len, Object sm_scale, Object window_left, Object logits_soft_cap,
+                  Object pos_encoding_mode, Object rope_scale, Object rope_theta, Object out,
+                  Object return_lse, Object workspace) {
+  return Run(
+      ReadCall(q, k_cache, v_cache, ReadCsr(page_indptr, page_indices, last_page_len), sm_scale,
+               window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
+      out, return_lse, workspace);
+}
+
+py::object DecodeBlockTable(Object q, Object k_cache, Object v_cache, Object block_table,
+                            Object seq_lens, Object sm_scale, Object new_tokens, Object window_left,
+                            Object logits_soft_cap, Object pos_encoding_mode, Object rope_scale,
+                            Object rope_theta, Object out, Object return_lse, Object workspace) {
+  return Run(
+      ReadCall(q, k_cache, v_cache, ReadBlockTable(block_table, seq_lens, new_tokens), sm_scale,
+               window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
+      out, return_lse, workspace);
+}
+
 std::vector<std::string> CheckDecode(Object q, Object k_cache, Object v_cache, Object page_indptr,
                                      Object page_indices, Object last_page_len, Object sm_scale,
                                      Object window_left, Object logits_soft_cap,
                                      Object pos_encoding_mode, Object rope_scale,
                                      Object rope_theta) {
   const DecodeCall call =
-      ReadCall(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,
-               logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta);
+      ReadCall(q, k_cache, v_cache, ReadCsr(page_indptr, page_indices, last_page_len), sm_scale,
+               window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta);
   AttentionShape shape;
   AttentionOptions options;
   std::vector<std::string> faults = CheckCall(call, &shape, &options);
@@ -94,17 +107,23 @@ PYBIND11_MODULE(_pgqa, m) {
   m.doc() =
       "Paged, ragged grouped-query decode attention; see the package pgqa for the documented "
       "interface.";
-  // Defaults of the scalars, the same in every function that takes them.
+  // Defaults, the same in every function that takes them.
   const auto window_left = py::arg("window_left") = -1;
   const auto soft_cap = py::arg("logits_soft_cap") = 0.0;
   const auto pos_encoding = py::arg("pos_encoding_mode") = 0;
   const auto rope_scale = py::arg("rope_scale") = 1.0;
   const auto rope_theta = py::arg("rope_theta") = 10000.0;
+  const auto out = py::arg("out") = py::none();
+  const auto return_lse = py::arg("return_lse") = false;
+  const auto workspace = py::arg("workspace") = py::none();
   m.def("decode", &Decode, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"),
         py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
-        py::arg("sm_scale"), window_left, soft_cap, pos_encoding, rope_scale, rope_theta,
-        py::arg("out") = py::none(), py::arg("return_lse") = false,
-        py::arg("workspace") = py::none());
+        py::arg("sm_scale"), window_left, soft_cap, pos_encoding, rope_scale, rope_theta, out,
+        return_lse, workspace);
+  m.def("decode_block_table", &DecodeBlockTable, py::arg("q"), py::arg("k_cache"),
+        py::arg("v_cache"), py::arg("block_table"), py::arg("seq_lens"), py::arg("sm_scale"),
+        py::arg("new_tokens") = 0, window_left, soft_cap, pos_encoding, rope_scale, rope_theta, out,
+        return_lse, workspace);
   m.def("check_decode", &CheckDecode, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"),
         py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
         py::arg("sm_scale") = py::none(), window_left, soft_cap, pos_encoding, rope_scale,

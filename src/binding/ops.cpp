@@ -51,9 +51,7 @@ DecodeCall MakeCall(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_indptr
   call.q = q;
   call.k_cache = k_cache;
   call.v_cache = v_cache;
-  call.page_indptr = page_indptr;
-  call.page_indices = page_indices;
-  call.last_page_len = last_page_len;
+  call.table = {page_indptr, page_indices, last_page_len, 0};
   call.sm_scale = sm_scale;
   call.window_left = window_left;
   call.logits_soft_cap = logits_soft_cap;

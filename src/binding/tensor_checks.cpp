@@ -91,7 +91,8 @@ void CheckSize(const char* name, const at::Tensor& tensor, int64_t expected, con
 }
 
 bool Overlap(const at::Tensor& a, const at::Tensor& b) {
-  if (b.layout() != at::kStrided || a.numel() == 0 || b.numel() == 0 || !a.is_alias_of(b))
+  if (!b.defined() || b.layout() != at::kStrided || a.numel() == 0 || b.numel() == 0 ||
+      !a.is_alias_of(b))
     return false;
   const auto range = [](const at::Tensor& t) {
     const char* begin = static_cast<const char*>(t.data_ptr());
@@ -130,27 +131,6 @@ void CheckOwnMemory(const char* name, const at::Tensor& written,
     faults->push_back(FaultText(name, "memory that overlaps an input", "memory of its own"));
     return;
   }
-}
-
-void CheckPageTable(const at::Tensor& page_indptr, const at::Tensor& page_indices,
-                    const at::Tensor& last_page_len, const at::Tensor& like, const char* like_name,
-                    Faults* faults) {
-  const struct {
-    const char* name;
-    const at::Tensor& tensor;
-  } arrays[] = {{"page_indptr", page_indptr},
-                {"page_indices", page_indices},
-                {"last_page_len", last_page_len}};
-  for (const auto& [name, tensor] : arrays) {
-    CheckIndexTensor(name, tensor, faults);
-    if (tensor.device() != like.device()) {
-      faults->push_back(FaultText(name, DeviceText(tensor),
-                                  "one on " + like.device().str() + " like " + like_name));
-    }
-  }
-  if (like.dim() != 3) return;
-  CheckSize("page_indptr", page_indptr, like.size(0) + 1, "batch + 1", faults);
-  CheckSize("last_page_len", last_page_len, like.size(0), "batch", faults);
 }
 
 }  // namespace pgqa::binding

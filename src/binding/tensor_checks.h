@@ -53,12 +53,7 @@ void CheckSize(const char* name, const at::Tensor& tensor, int64_t expected, con
 // One array of a page table: int32, one-dimensional, contiguous.
 void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults);
 
-// The arrays of a page table of the requests of `like` [batch, heads, head_dim], on its device.
-void CheckPageTable(const at::Tensor& page_indptr, const at::Tensor& page_indices,
-                    const at::Tensor& last_page_len, const at::Tensor& like, const char* like_name,
-                    Faults* faults);
-
-// Whether two dense tensors share bytes.
+// Whether two dense tensors share bytes; an undefined one has none.
 bool Overlap(const at::Tensor& a, const at::Tensor& b);
 
 // That what the call writes shares no memory with what it reads.

@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kAppendThreads)
   ptx::AllowDependentGrid();
   const PageTableView& table = params.table;
   const int32_t request = static_cast<int32_t>(blockIdx.x);
-  const int64_t position = table.KvLength(request) - 1;
+  const int64_t position = table.NewestPosition(request);
   if (position < 0) return;
   const int64_t page = table.PageId(table.RowBegin(request), position / table.page_size);
   if (page < 0) return;

@@ -17,10 +17,36 @@ struct RopeParams {
       0.0;  // -2 log2(theta) / head_dim: pair i turns by turns_scale * 2^(i log2_step) a token
 };
 
+constexpr uint32_t kPrefetchedIds =
+    1024;  // page ids that a warp brings to the L2: a line of 128 bytes a lane
+
+// Of the table's entries, as they lie in memory.
+inline int64_t NumPrefetched(const PageTableView& table) {
+  if (table.IsCsr()) return table.num_indices;
+  if (table.columns == 0) return 0;
+  return (table.batch - 1) * table.row_stride + table.columns;
+}
+
+// Entries from the ids that one warp brings to those of the next. A CSR table is brought whole, as far as the warps
+// reach, and so is a block table of short rows. Long rows may be padding but for their first columns: each gets equally
+// many warps, at equal distances from there on, so few that for up to 256 rows they bring 1 MB at most.
+inline uint32_t PrefetchPitch(const PageTableView& table) {
+  constexpr int64_t kMaxWarps = 256;
+  if (table.IsCsr() || table.row_stride <= kPrefetchedIds) return kPrefetchedIds;
+  int64_t pitch = table.row_stride;
+  for (int64_t warps = 2 * int64_t{table.batch};
+       warps <= kMaxWarps && pitch % 2 == 0 && pitch >= 2 * kPrefetchedIds; warps *= 2) {
+    pitch /= 2;
+  }
+  return pitch < UINT32_MAX ? static_cast<uint32_t>(pitch) : UINT32_MAX;
+}
+
 // In the order of first use: constants are fetched line by line, and a miss stalls all warps.
 struct AttentionParams {
   PageTableView table;
   Dependence dependence = Dependence::kStream;
+  uint32_t prefetch_pitch = kPrefetchedIds;
+  int64_t prefetch_end = 0;  // entry of the table
   PartitionConfig partition;
   AxisCuts axis_cuts;
   int32_t window_left = -1;

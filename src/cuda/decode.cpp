@@ -66,23 +66,7 @@ absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
   for (const auto& s : strides) {
     if (absl::Status status = CheckStride(s.name, s.stride); !status.ok()) return status;
   }
-  const struct {
-    const char* name;
-    const void* pointer;
-  } arrays[] = {{"page_indptr", args.table.indptr}, {"last_page_len", args.table.last_page_len}};
-  for (const auto& array : arrays) {
-    if (array.pointer == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(array.name, ": got null, expected device memory"));
-    }
-  }
-  if (args.table.num_indices < 0 || args.table.num_pages < 0 ||
-      (args.table.num_indices > 0 && args.table.indices == nullptr)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "page_indices: got ", args.table.num_indices, " entries at ",
-        args.table.indices == nullptr ? "null" : "an address", " for ", args.table.num_pages,
-        " pages, expected device memory and counts of at least 0"));
-  }
+  if (absl::Status s = ValidateTableLayout(args.table); !s.ok()) return s;
   if (args.table.page_size != plan.shape.page_size) {
     return absl::InvalidArgumentError(absl::StrCat("page_size: got ", args.table.page_size,
                                                    ", expected ", plan.shape.page_size,
@@ -120,6 +104,8 @@ AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
   p.v_strides = InBytes(args.v_strides);
   p.table = args.table;
   p.dependence = args.dependence;
+  p.prefetch_end = NumPrefetched(args.table);
+  p.prefetch_pitch = PrefetchPitch(args.table);
   p.page_divisor = Divisor(args.table.page_size);
   p.partition = plan.partition;
   p.axis_cuts = CutAxes(plan.partition);

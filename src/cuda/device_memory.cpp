@@ -22,17 +22,17 @@ class RelaxedCaptureMode {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Zeroes memory on a stream of its own and waits for that stream alone.
-absl::Status ZeroNow(void* memory, size_t bytes) {
+}  // namespace
+
+absl::Status SetBytes(void* memory, int byte, size_t bytes) {
+  const RelaxedCaptureMode relaxed;
   cudaStream_t stream = nullptr;
   PGQA_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaError_t error = cudaMemsetAsync(memory, 0, bytes, stream);
+  cudaError_t error = cudaMemsetAsync(memory, byte, bytes, stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   (void)cudaStreamDestroy(stream);
-  return CudaStatus(error, "zeroing of device memory");
+  return CudaStatus(error, "filling of device memory");
 }
-
-}  // namespace
 
 absl::StatusOr<void*> AllocateDevice(size_t bytes) {
   const RelaxedCaptureMode relaxed;
@@ -45,7 +45,7 @@ absl::StatusOr<void*> AllocateZeroed(size_t bytes) {
   const RelaxedCaptureMode relaxed;
   const absl::StatusOr<void*> memory = AllocateDevice(bytes);
   if (!memory.ok()) return memory;
-  if (absl::Status s = ZeroNow(*memory, bytes); !s.ok()) {
+  if (absl::Status s = SetBytes(*memory, 0, bytes); !s.ok()) {
     (void)cudaFree(*memory);
     return s;
   }

@@ -46,11 +46,10 @@ class RowWindow {
     const int32_t request = first + lane;
     first_ = first;
     const int32_t row = min(request, table.batch - 1);
-    const int32_t begin = table.indptr[row];
-    const Index length =
-        table.KvLength<Index>(begin, table.indptr[row + 1], table.last_page_len[row]);
+    const TableRow loaded = table.ReadRow(row);
+    const Index length = table.KvLength<Index>(loaded);
     kv_len_ = request < table.batch ? length : 0;
-    row_begin_ = begin < 0 ? 0 : begin;
+    row_begin_ = loaded.begin < 0 ? 0 : loaded.begin;
   }
 
   // Takes the rows of another window.
@@ -75,13 +74,14 @@ class RowWindow {
   }
 
   // First entry of a row that it holds.
-  __device__ __forceinline__ int32_t RowBegin(int32_t request) const {
+  __device__ __forceinline__ int64_t RowBegin(const PageTableView& table, int32_t request) const {
+    if (!PGQA_LIKELY(table.IsCsr())) return request * table.row_stride;
     return __shfl_sync(kFullWarp, row_begin_, request - first_);
   }
 
  private:
   int32_t first_ = 0;
-  int32_t row_begin_ = 0;
+  int32_t row_begin_ = 0;  // of a CSR table
   Index kv_len_ = 0;
 };
 

@@ -171,7 +171,7 @@ class StageLoader {
     head_ = KeyValueHead(params_, piece.head_group * heads_per_worker_ + role_.team);
     tokens_left_ = piece.live.end - token;
     tiles_left_ = piece.num_tiles;
-    row_begin_ = rows_.RowBegin(piece.request);
+    row_ = params_.table.EntryAddress(rows_.RowBegin(params_.table, piece.request), 0);
     return true;
   }
 
@@ -191,8 +191,7 @@ class StageLoader {
     StageRows* rows = &scratch_->rows[stage_];
     rows->places[lane_] = make_int2(page_offset_, head_);
     if (lane_ < tokens_left_) {
-      ptx::CopyWordAsync(ptx::SharedAddress(&rows->page_ids[lane_]),
-                         params_.table.EntryAddress(row_begin_, page_idx_));
+      ptx::CopyWordAsync(ptx::SharedAddress(&rows->page_ids[lane_]), row_ + page_idx_);
     } else {
       rows->page_ids[lane_] = -1;
     }
@@ -271,13 +270,13 @@ class StageLoader {
   Index unissued_tiles_;
   const char* const k_base_;  // of this lane's column, page 0, token 0, head 0
   const char* const v_base_;
-  int32_t row_begin_ = 0;    // of the request in page_indices
-  Index page_idx_ = 0;       // page of this lane's row, within the request
-  Index tokens_left_ = 0;    // from the first row of the stage to the end of the request
-  Index tiles_left_ = 0;     // of the piece, after the fetched one
-  int32_t page_offset_ = 0;  // of this lane's row in its page
-  int32_t head_ = 0;         // KV head
-  int32_t tile_pages_;       // pages and tokens that a row moves by from tile to tile
+  const int32_t* row_ = nullptr;  // the request's entries in the page table
+  Index page_idx_ = 0;            // page of this lane's row, within the request
+  Index tokens_left_ = 0;         // from the first row of the stage to the end of the request
+  Index tiles_left_ = 0;          // of the piece, after the fetched one
+  int32_t page_offset_ = 0;       // of this lane's row in its page
+  int32_t head_ = 0;              // KV head
+  int32_t tile_pages_;            // pages and tokens that a row moves by from tile to tile
   int32_t tile_offset_;
   uint32_t num_pushed_ = 0;  // pieces
   uint32_t num_popped_ = 0;

@@ -9,6 +9,7 @@
 
 #include "cuda/device_planner.cuh"
 #include "pgqa/schedule.h"
+#include "tests/block_table_of.h"
 #include "tests/cuda/device_memory.cuh"
 #include "tests/host/table_builder.h"
 
@@ -159,6 +160,13 @@ void ExpectDevicePlans(const HostPlan& expected, const PartitionConfig& config,
   }
 }
 
+void ExpectBothIndices(const HostPlan& expected, const PartitionConfig& config,
+                       const PageTableView& device_table, int32_t window_left) {
+  ExpectDevicePlans<int64_t>(expected, config, device_table, window_left);
+  if (FitsInt32(config, device_table))
+    ExpectDevicePlans<int32_t>(expected, config, device_table, window_left);
+}
+
 void ExpectSameAsHost(const PartitionConfig& config, const HostTable& table, int32_t window_left) {
   const HostPlan expected(config, table.View(), window_left);
   const DeviceArray<int32_t> indptr(table.indptr);
@@ -167,8 +175,14 @@ void ExpectSameAsHost(const PartitionConfig& config, const HostTable& table, int
   device.indptr = indptr.data();
   device.indices = nullptr;
   device.last_page_len = last_page_len.data();
-  ExpectDevicePlans<int64_t>(expected, config, device, window_left);
-  if (FitsInt32(config, device)) ExpectDevicePlans<int32_t>(expected, config, device, window_left);
+  ExpectBothIndices(expected, config, device, window_left);
+}
+
+void ExpectSameAsHost(const PartitionConfig& config, BlockTable table, int32_t window_left) {
+  const HostPlan expected(config, ViewOf(table), window_left);
+  const DeviceArray<int32_t> seq_lens(std::vector(table.seq_lens, table.seq_lens + table.batch));
+  table.seq_lens = seq_lens.data();
+  ExpectBothIndices(expected, config, ViewOf(table), window_left);
 }
 
 // A batch of exactly `batch` requests, from those that RandomSource draws.
@@ -205,7 +219,11 @@ TEST_P(DevicePlanTest, RandomTablesOfOneBatchSize) {
         TableOfLengths(LengthsOfBatch(random, batch), random.Of<int32_t>({1, 3, 16, 64}),
                        static_cast<int32_t>(random.In(0, 5)));
     const PartitionConfig config = round % 2 == 0 ? random.Config() : GpuConfig(8, 8);
-    ExpectSameAsHost(config, table, random.Window());
+    const int32_t window_left = random.Window();
+    ExpectSameAsHost(config, table, window_left);
+    const testing::BlockTableArrays blocks =
+        testing::BlockTableOf(table.View(), {.new_tokens = round % 2});
+    ExpectSameAsHost(config, blocks.table, window_left);
     if (HasFatalFailure()) return;
   }
 }
@@ -265,6 +283,12 @@ TEST(DevicePlan, MalformedTables) {
           static_cast<int32_t>(random.Of<int64_t>({random.In(-limit - 1, limit), 1, 0, -1})));
     }
     ExpectSameAsHost(random.Config(), table, random.Window());
+    const BlockTable blocks{.seq_lens = table.last_page_len.data(),
+                            .batch = static_cast<int32_t>(batch),
+                            .columns = static_cast<int32_t>(random.In(0, 5000)),
+                            .page_size = table.page_size,
+                            .new_tokens = round % 2};
+    ExpectSameAsHost(random.Config(), blocks, random.Window());
     if (HasFatalFailure()) return;
   }
 }

@@ -50,8 +50,9 @@ std::vector<NamedChange> ShapeChanges() {
 }
 
 std::vector<NamedChange> SpecChanges() {
-  [[maybe_unused]] const auto [shape, max_pages, num_pages, indptr, indices, last, live, lse,
-                               append, rotate, dependent, layers] = GraphSpec();
+  [[maybe_unused]] const auto [shape, num_pages, max_pages, indptr, indices, last, columns, blocks,
+                               stride, seq_lens, new_tokens, live, lse, append, rotate, dependent,
+                               layers] = GraphSpec();
   return {
       {"max_pages", [](GraphKey* k) { ++k->spec.max_pages; }},
       {"num_pages", [](GraphKey* k) { ++k->spec.num_pages; }},
@@ -61,6 +62,13 @@ std::vector<NamedChange> SpecChanges() {
        [](GraphKey* k) { k->spec.page_indices = static_cast<const int32_t*>(Address(64)); }},
       {"last_page_len",
        [](GraphKey* k) { k->spec.last_page_len = static_cast<const int32_t*>(Address(64)); }},
+      {"max_columns", [](GraphKey* k) { ++k->spec.max_columns; }},
+      {"block_table",
+       [](GraphKey* k) { k->spec.block_table = static_cast<const int32_t*>(Address(64)); }},
+      {"block_table_stride", [](GraphKey* k) { ++k->spec.block_table_stride; }},
+      {"seq_lens",
+       [](GraphKey* k) { k->spec.seq_lens = static_cast<const int32_t*>(Address(64)); }},
+      {"new_tokens", [](GraphKey* k) { ++k->spec.new_tokens; }},
       {"live_batch", [](GraphKey* k) { k->spec.live_batch = !k->spec.live_batch; }},
       {"dependent_launch", [](GraphKey* k) { k->spec.dependent_launch ^= true; }},
       {"return_lse", [](GraphKey* k) { k->spec.return_lse = !k->spec.return_lse; }},
@@ -165,6 +173,31 @@ TEST(GraphSpec, RefusalsNameTheArgument) {
        {[](GraphSpec* s) { s->layers[1].options.window_left = -2; },
         "window_left: got -2, expected -1 (no window) or more"}},
       &ValidateGraphSpec);
+}
+
+TEST(GraphSpec, RefusalsOfBlockTablesNameTheArgument) {
+  const auto* const address = static_cast<const int32_t*>(Address(64));
+  GraphSpec spec = MakeKey().spec;
+  spec.max_pages = 0;
+  spec.max_columns = 12;
+  ExpectRefused<GraphSpec>(
+      spec,
+      {{[](GraphSpec* s) { s->max_columns = -2; }, "max_columns: got -2, expected 0 to 2147483647"},
+       {[](GraphSpec* s) { s->max_pages = 7; },
+        "max_pages: got 7, expected 0 with max_columns: the table has rows of its own"},
+       {[](GraphSpec* s) { s->new_tokens = 2; }, "new_tokens: got 2, expected 0 to 1"},
+       {[](GraphSpec* s) { s->block_table_stride = -1; },
+        "block_table_stride: got -1, expected at least 0"},
+       {[=](GraphSpec* s) { s->page_indices = address; },
+        "page_indptr, page_indices, last_page_len: got an address with max_columns, expected none"},
+       {[=](GraphSpec* s) {
+          s->max_columns = GraphSpec::kCsr;
+          s->seq_lens = address;
+        },
+        "max_columns: got none, expected that of block_table and seq_lens"}},
+      &ValidateGraphSpec);
+  EXPECT_EQ(CapacityOf(spec).max_pages, 12);
+  EXPECT_EQ(CapacityOf(MakeKey().spec).max_pages, 100);
 }
 
 TEST(GraphCapacity, WhatFits) {

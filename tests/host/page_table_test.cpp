@@ -29,39 +29,39 @@ PageTableView Sizes(int32_t page_size, int64_t num_indices) {
 
 TEST(KvLengthTest, CountsFullPagesAndTheLastOne) {
   const PageTableView view = Sizes(16, 100);
-  EXPECT_EQ(view.KvLength(0, 1, 1), 1);
-  EXPECT_EQ(view.KvLength(0, 1, 16), 16);
-  EXPECT_EQ(view.KvLength(7, 10, 3), 35);
-  EXPECT_EQ(view.KvLength(90, 100, 16), 160);
+  EXPECT_EQ(view.KvLength({0, 1, 1}), 1);
+  EXPECT_EQ(view.KvLength({0, 1, 16}), 16);
+  EXPECT_EQ(view.KvLength({7, 10, 3}), 35);
+  EXPECT_EQ(view.KvLength({90, 100, 16}), 160);
 }
 
 TEST(KvLengthTest, IsZeroWithoutPagesWhateverTheLastPageLen) {
   for (const int32_t last_len : {kMin, -1, 0, 1, 16, kMax}) {
-    EXPECT_EQ(Sizes(16, 100).KvLength(5, 5, last_len), 0);
-    EXPECT_EQ(Sizes(16, 100).KvLength(5, 4, last_len), 0);
-    EXPECT_EQ(Sizes(16, 100).KvLength(kMax, kMin, last_len), 0);
-    EXPECT_EQ(Sizes(16, 0).KvLength(0, 3, last_len), 0);
+    EXPECT_EQ(Sizes(16, 100).KvLength({5, 5, last_len}), 0);
+    EXPECT_EQ(Sizes(16, 100).KvLength({5, 4, last_len}), 0);
+    EXPECT_EQ(Sizes(16, 100).KvLength({kMax, kMin, last_len}), 0);
+    EXPECT_EQ(Sizes(16, 0).KvLength({0, 3, last_len}), 0);
   }
 }
 
 TEST(KvLengthTest, ClampsToTheRow) {
   const PageTableView view = Sizes(16, 100);
-  EXPECT_EQ(view.KvLength(0, 2, 17), 32);
-  EXPECT_EQ(view.KvLength(0, 2, kMax), 32);
-  EXPECT_EQ(view.KvLength(0, 2, 0), 16);
-  EXPECT_EQ(view.KvLength(0, 2, -16), 0);
-  EXPECT_EQ(view.KvLength(0, 2, kMin), 0);
-  EXPECT_EQ(view.KvLength(-5, 2, 4), 20);  // starts at entry 0
-  EXPECT_EQ(view.KvLength(kMin, 2, 4), 20);
-  EXPECT_EQ(view.KvLength(98, 300, 4), 20);  // ends at entry 100
-  EXPECT_EQ(view.KvLength(100, 300, 4), 0);
-  EXPECT_EQ(view.KvLength(0, kMax, 16), 1600);
+  EXPECT_EQ(view.KvLength({0, 2, 17}), 32);
+  EXPECT_EQ(view.KvLength({0, 2, kMax}), 32);
+  EXPECT_EQ(view.KvLength({0, 2, 0}), 16);
+  EXPECT_EQ(view.KvLength({0, 2, -16}), 0);
+  EXPECT_EQ(view.KvLength({0, 2, kMin}), 0);
+  EXPECT_EQ(view.KvLength({-5, 2, 4}), 20);  // starts at entry 0
+  EXPECT_EQ(view.KvLength({kMin, 2, 4}), 20);
+  EXPECT_EQ(view.KvLength({98, 300, 4}), 20);  // ends at entry 100
+  EXPECT_EQ(view.KvLength({100, 300, 4}), 0);
+  EXPECT_EQ(view.KvLength({0, kMax, 16}), 1600);
 }
 
 TEST(KvLengthTest, Is64Bit) {
   const PageTableView view = Sizes(512, int64_t{1} << 40);
-  EXPECT_EQ(view.KvLength(0, kMax, 512), int64_t{kMax} * 512);
-  EXPECT_EQ(view.KvLength(0, kMax, 1), (int64_t{kMax} - 1) * 512 + 1);
+  EXPECT_EQ(view.KvLength({0, kMax, 512}), int64_t{kMax} * 512);
+  EXPECT_EQ(view.KvLength({0, kMax, 1}), (int64_t{kMax} - 1) * 512 + 1);
 }
 
 TEST(KvLengthTest, ReadsTheRequestsOwnEntries) {
@@ -184,7 +184,7 @@ TEST(ValidatePageTableTest, NamesTheRequestOfEveryPageId) {
        "(9)"},
       {[](auto* t) { t->num_pages = 9; },
        "page_indices of request 0: got page 9 at entry 2, expected 0 to num_pages - 1 (8)"},
-      {[](auto* t) { t->indices.clear(); }, "page_indices: got null, expected 8 entries"},
+      {[](auto* t) { t->indices.clear(); }, "page_indices: got null, expected 10 entries"},
   };
   ExpectRefused(ValidTable(), cases, ValidateAllOf);
   for (const Fault<HostTable>& c : cases) {

@@ -1,28 +1,16 @@
-"""Padded block tables: the same results as page tables, and appends that change the live rows' slots alone."""
+"""FlashAttention's call on padded block tables: the results of page tables, and appends to live rows alone."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-import random
-
-import pgqa
 import pytest
 import torch
-from cases import ABSURD_IDS, Case, Spec, bits, make_case
+from blocks import block_table_of
+from cases import Case, Spec, bits, make_case
 
-from pgqa.integrations.block_table import BlockTable, flash_attn_with_kvcache
+from pgqa.integrations.block_table import flash_attn_with_kvcache
 
 LENS = [40, -1, 7, 100, 16, 1, -1, 17, 32]  # of tokens, the new one included; -1: a row that fills the batch
-
-
-def table_of(case: Case, max_blocks: int, fill: int | None = -1) -> torch.Tensor:
-    """The case's page table as rows of `max_blocks`, filled up with `fill`; None: with absurd numbers."""
-    starts, ids = case.page_indptr.tolist(), case.page_indices.tolist()
-    rows = []
-    for begin, end in zip(starts, starts[1:]):
-        count = max_blocks - (end - begin)
-        rows.append(ids[begin:end] + ([fill] * count if fill is not None else list(ABSURD_IDS * count)[:count]))
-    return torch.tensor(rows, dtype=torch.int32, device=case.q.device)
 
 
 def case_of(device: str, **spec: object) -> Case:
@@ -61,7 +49,7 @@ def test_append_and_attend(device: str, spec: dict[str, object], fill: int | Non
     max_blocks = -(-max(LENS) // case.page_size) + 2
     out = flash_attn_with_kvcache(
         case.q[:, None], case.k_cache, case.v_cache, k, v, cache_seqlens=before(device),
-        block_table=table_of(case, max_blocks, fill), softmax_scale=case.options.sm_scale,
+        block_table=block_table_of(case, max_blocks, fill), softmax_scale=case.options.sm_scale,
         window_size=(case.options.window_left, 0), softcap=case.options.logits_soft_cap,
     )  # fmt: skip
     assert torch.equal(out[:, 0], expected)
@@ -72,39 +60,20 @@ def test_without_an_append(device: str) -> None:
     case = case_of(device)
     lengths = torch.tensor(case.kv_lens, dtype=torch.int32, device=device)
     out = flash_attn_with_kvcache(
-        case.q[:, None], case.k_cache, case.v_cache, cache_seqlens=lengths, block_table=table_of(case, 9)
+        case.q[:, None], case.k_cache, case.v_cache, cache_seqlens=lengths, block_table=block_table_of(case, 9)
     )
     assert torch.equal(out[:, 0], case.run())
 
 
-def test_page_tables(device: str) -> None:
-    rng = random.Random(3)
-    for page_size in (1, 4, 16):
-        lens = [rng.randint(-1, 70) for _ in range(20)]
-        table = torch.randint(0, 50, (20, 71 // page_size + 1), dtype=torch.int32, device=device)
-        cached = torch.tensor([length - 1 for length in lens], dtype=torch.int32, device=device)
-        indptr, indices, last = BlockTable(table, cached, page_size, num_pages=50, appends=True).csr
-        pgqa.validate_page_table(indptr, indices[: int(indptr[-1])], last.clamp(min=1), 50, page_size)
-        for row, length in enumerate(max(0, length) for length in lens):
-            begin, end = indptr[row : row + 2].tolist()
-            assert end - begin == -(-length // page_size)
-            assert indices[begin:end].tolist() == table[row, : end - begin].tolist()
-            assert length == 0 or (end - begin - 1) * page_size + int(last[row]) == length
-
-
-@pytest.mark.parametrize("cached", [[-1, -1, -1], [64, 7, -1], [16, -5, 0]])
-def test_rows_that_can_not_be_appended(device: str, cached: list[int]) -> None:
-    """Past the table, in no block, or only filling the batch: they write nothing and have no tokens."""
-    table = torch.tensor([[3, -1], [1, 9], [99, 2]], dtype=torch.int32, device=device)
-    cache = torch.randn(4, 16, 2, 8, device=device)
-    rows = torch.randn(3, 2, 8, device=device)
-    expected = cache.clone()
-    if cached[1] == 7:
-        expected[1, 7] = rows[1]  # the only one in a block that exists
-    blocks = BlockTable(table, torch.tensor(cached, dtype=torch.int32, device=device), 16, 4, appends=True)
-    blocks.append(cache, rows)
-    assert torch.equal(cache, expected)
-    assert blocks.csr[0].diff().tolist() == [0, int(cached[1] == 7), 0]
+def test_a_row_without_room_writes_nothing(device: str) -> None:
+    case = case_of(device)
+    table = block_table_of(case, columns=3)
+    cached = torch.full((len(LENS),), 48, dtype=torch.int32, device=device)  # all blocks full
+    rows, before = torch.zeros(len(LENS), 1, 2, 64, dtype=case.q.dtype, device=device), case.k_cache.clone()
+    flash_attn_with_kvcache(
+        case.q[:, None], case.k_cache, case.v_cache, rows, rows, cache_seqlens=cached, block_table=table
+    )
+    assert torch.equal(bits(case.k_cache), bits(before))
 
 
 @pytest.mark.gpu
@@ -112,7 +81,7 @@ def test_captured_in_a_graph() -> None:
     """Lengths, tables and rows rewritten in place between replays; nothing waits for the device."""
     case = case_of("cuda")
     k, v = torch.zeros(2, len(LENS), 1, 2, 64, dtype=case.q.dtype, device="cuda")
-    cached, table = torch.full((len(LENS),), -1, dtype=torch.int32, device="cuda"), table_of(case, 9)
+    cached, table = torch.full((len(LENS),), -1, dtype=torch.int32, device="cuda"), block_table_of(case, 9)
     arguments = (case.q[:, None], case.k_cache, case.v_cache, k, v)
     flash_attn_with_kvcache(*arguments, cache_seqlens=cached, block_table=table)
     graph = torch.cuda.CUDAGraph()
@@ -124,14 +93,14 @@ def test_captured_in_a_graph() -> None:
         for target, rows in zip((k, v), without_last_tokens(fresh)):
             target.copy_(rows)
         case.q.copy_(fresh.q), case.k_cache.copy_(fresh.k_cache), case.v_cache.copy_(fresh.v_cache)
-        cached.copy_(before("cuda")), table.copy_(table_of(fresh, 9))
+        cached.copy_(before("cuda")), table.copy_(block_table_of(fresh, 9))
         graph.replay()
         assert torch.equal(out[:, 0], expected) and torch.equal(bits(case.k_cache), bits(k_after))
 
 
 def test_refused_by_name() -> None:
     case = case_of("cpu")
-    good = dict(cache_seqlens=before("cpu"), block_table=table_of(case, 9))
+    good = dict(cache_seqlens=before("cpu"), block_table=block_table_of(case, 9))
     q, k = case.q[:, None], torch.zeros(len(LENS), 1, 2, 64, dtype=case.q.dtype)
     for name, arguments, keywords in (
         ("q", (q.repeat(1, 2, 1, 1), case.k_cache, case.v_cache), {}),
@@ -139,8 +108,11 @@ def test_refused_by_name() -> None:
         ("k and v", (q, case.k_cache, case.v_cache, k), {}),
         ("s_aux", (q, case.k_cache, case.v_cache), {"s_aux": torch.zeros(8)}),
         ("window_size", (q, case.k_cache, case.v_cache), {"window_size": (3, 1)}),
+        ("cache_seqlens", (q, case.k_cache, case.v_cache), {"cache_seqlens": good["cache_seqlens"].long()}),
+        ("cache_seqlens", (q, case.k_cache, case.v_cache), {"cache_seqlens": good["cache_seqlens"][:2]}),
+        ("block_table", (q, case.k_cache, case.v_cache), {"block_table": good["block_table"].long()}),
     ):
         with pytest.raises(ValueError, match=f"^{name}: got .*expected "):
-            flash_attn_with_kvcache(*arguments, **good, **keywords)
+            flash_attn_with_kvcache(*arguments, **{**good, **keywords})
     with pytest.raises(TypeError, match="rotary_cos"):
         flash_attn_with_kvcache(q, case.k_cache, case.v_cache, **good, rotary_cos=k)

@@ -64,16 +64,16 @@ def decode_rows(call: LayerCall, part: Part) -> torch.Tensor:
     view, step, layer = call.view, call.step, call.layer
     group, window = view.group(layer), view.window(layer)
     pages = view.pages(layer, view.block_size if window is None else 1)
-    new = call.rows(call.k, part), call.rows(call.v, part)
+    q, *new = (call.rows(rows, part) for rows in (call.q, call.k, call.v))
+    out: Any
     if step.is_fast_path:
-        table = step.block_table(group, num_pages=len(pages[0]))
-        table.append(pages[0], new[0])
-        table.append(pages[1], new[1])
-        csr = table.csr
+        table = step.block_table(group)
+        pgqa.append_kv_block_table(*new, *pages, *table, new_tokens=1)
+        out = pgqa.decode_block_table(q, *pages, *table, call.scaling, new_tokens=1, logits_soft_cap=call.softcap)
     else:
         view.write(layer, step.writes(part, group), *new)
         csr = step.table(group, view.layer_type(layer), window)
-    out: Any = pgqa.decode(call.rows(call.q, part), *pages, *csr, call.scaling, logits_soft_cap=call.softcap)
+        out = pgqa.decode(q, *pages, *csr, call.scaling, logits_soft_cap=call.softcap)
     return out
 
 

@@ -10,13 +10,24 @@ from typing import Any, TypeVar
 import torch
 
 from pgqa.integrations._hf_cache import FULL
-from pgqa.integrations.block_table import BlockTable, Csr, offsets_of, pages_of
 
 # Elements of a mask [tokens, keys] beyond which prefilling requests are handed over in several calls.
 MASK_ELEMENTS = 1 << 25
 
 T = TypeVar("T")
 Runs = tuple[slice, ...]
+Csr = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def offsets_of(counts: torch.Tensor) -> torch.Tensor:
+    """int32 [n + 1]: 0 and the running sums of int [n]."""
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+
+
+def pages_of(kv_lens: torch.Tensor, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """page_indptr [n + 1] and last_page_len [n], int32, of requests of `kv_lens` tokens, int [n]."""
+    counts = (kv_lens + (page_size - 1)) // page_size
+    return offsets_of(counts), (kv_lens - (counts - 1) * page_size).to(torch.int32)
 
 
 def take(tensor: torch.Tensor, runs: Runs, dim: int = 0) -> torch.Tensor:
@@ -78,7 +89,7 @@ class Step:
         k_offsets = arguments["cu_seq_lens_k"]
         self._k_offsets: Mapping[str, torch.Tensor] = k_offsets if isinstance(k_offsets, dict) else {"": k_offsets}
         self._tables: dict[int, Csr] = {}
-        self._block_tables: dict[int, BlockTable] = {}
+        self._num_cached: torch.Tensor | None = None
         self._masks: dict[tuple[int, str], torch.Tensor] = {}
         self._find_parts(arguments["max_seqlen_q"], in_graph)
 
@@ -163,16 +174,14 @@ class Step:
         indices[indptr[1:].long() - 1] = self.writes(part, group).to(torch.int32)
         return indptr, indices, torch.ones_like(indptr[1:])
 
-    def block_table(self, group: int, num_pages: int) -> BlockTable:
-        """The engine's table on its decode fast path, which appends."""
-        if group not in self._block_tables:
-            assert self._block_table is not None
+    def block_table(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The engine's table on its decode fast path, int32 [requests, columns], and the tokens of each request
+        without its new one, -1 for rows that only fill the batch."""
+        assert self._block_table is not None
+        if self._num_cached is None:
             offsets = self._kind(self._k_offsets, FULL)
-            cached = offsets[1:] - offsets[:-1] - 1
-            self._block_tables[group] = BlockTable(
-                self._block_table[group], cached, self._block_size, num_pages, appends=True
-            )
-        return self._block_tables[group]
+            self._num_cached = offsets[1:] - offsets[:-1] - 1
+        return self._block_table[group], self._num_cached
 
     def mask(self, index: int, group: int, layer_type: str, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """What the engine's function adds to the scores of prefill part `index`, [1, 1, tokens, keys].
