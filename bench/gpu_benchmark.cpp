@@ -100,7 +100,11 @@ void AppendKernel(benchmark::State& state, const AttentionShape& shape) {
 void LiveRowsKernel(benchmark::State& state, int32_t batch) {
   const DeviceBytes indptr((int64_t{batch} + 1) * int64_t{sizeof(int32_t)}, 0);
   const DeviceBytes live((int64_t{batch} + 1) * int64_t{sizeof(int32_t)}, 0);
-  const LiveRowsArgs args{indptr.ints(), static_cast<int32_t*>(live.data()), batch, batch / 2};
+  LiveRowsArgs args;
+  args.table.indptr = indptr.ints();
+  args.table.batch = batch;
+  args.live_rows = static_cast<int32_t*>(live.data());
+  args.live_batch = batch / 2;
   TimeInGraph(state, [&](int32_t, cudaStream_t stream) { return LaunchLiveRows(args, stream); });
 }
 

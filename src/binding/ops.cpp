@@ -111,9 +111,7 @@ void AppendKv(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor page_in
   call.v = v;
   call.k_cache = k_cache;
   call.v_cache = v_cache;
-  call.page_indptr = page_indptr;
-  call.page_indices = page_indices;
-  call.last_page_len = last_page_len;
+  call.table = {page_indptr, page_indices, last_page_len};
   call.q = q;
   call.q_out = q_out;
   call.pos_encoding_mode = pos_encoding_mode;
