@@ -2,10 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graphs/step_issuer.h"
 
+#include <algorithm>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "pgqa/append.h"
+#include "pgqa/step_plan.h"
 
 namespace pgqa {
 namespace {
@@ -45,6 +49,17 @@ DecodeArgs DecodeArgsOf(const GraphLayer& layer, const PageTableView& table) {
   return args;
 }
 
+// Windows of more than one layer.
+std::vector<int32_t> SharedWindows(const GraphSpec& spec) {
+  std::map<int32_t, int32_t> layers_of;
+  for (const GraphLayer& layer : spec.layers) ++layers_of[layer.options.window_left];
+  std::vector<int32_t> windows;
+  for (const auto& [window_left, layers] : layers_of) {
+    if (layers > 1) windows.push_back(window_left);
+  }
+  return windows;
+}
+
 }  // namespace
 
 StepIssuer::StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayers issue)
@@ -53,7 +68,10 @@ StepIssuer::StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayer
       issue_(std::move(issue)),
       layers_read_outputs_(LayersReadOutputs(spec_)) {
   const AttentionShape& shape = spec_.shape;
-  live_rows_offset_ = Aligned(plan_.workspace_bytes);
+  planned_windows_ = SharedWindows(spec_);
+  step_plans_offset_ = Aligned(plan_.workspace_bytes);
+  live_rows_offset_ = step_plans_offset_ +
+                      static_cast<int64_t>(planned_windows_.size()) * Aligned(StepPlanBytes(plan_));
   turned_q_offset_ = live_rows_offset_ + Aligned((int64_t{shape.batch} + 1) * 4);
   scratch_bytes_ = turned_q_offset_;
   if (spec_.rotate_appended)
@@ -95,12 +113,30 @@ absl::Status StepIssuer::Issue(const WorkspaceView& scratch, std::optional<int32
     step.table = LiveTable(head);
   }
   if (issue_ != nullptr) return issue_(step);
+  if (absl::Status s = IssueStepPlans(step, !live_batch.has_value()); !s.ok()) return s;
   void* turned_q = static_cast<char*>(scratch.data) + turned_q_offset_;
   for (size_t i = 0; i < spec_.layers.size(); ++i) {
-    const bool is_first_launch = i == 0 && !live_batch.has_value();
+    const bool is_first_launch = i == 0 && planned_windows_.empty() && !live_batch.has_value();
     if (absl::Status s = IssueLayer(i, step, turned_q, is_first_launch); !s.ok()) {
       return absl::Status(s.code(), absl::StrCat(s.message(), " (layer ", i, ")"));
     }
+  }
+  return absl::OkStatus();
+}
+
+void* StepIssuer::StepPlanOf(const GraphStep& step, int32_t window_left) const {
+  const auto found = std::find(planned_windows_.begin(), planned_windows_.end(), window_left);
+  if (found == planned_windows_.end()) return nullptr;
+  return static_cast<char*>(step.workspace.data) + step_plans_offset_ +
+         (found - planned_windows_.begin()) * Aligned(StepPlanBytes(plan_));
+}
+
+absl::Status StepIssuer::IssueStepPlans(const GraphStep& step, bool is_first_launch) const {
+  for (const int32_t window_left : planned_windows_) {
+    StepPlanArgs args{step.table, window_left, StepPlanOf(step, window_left)};
+    if (spec_.dependent_launch && !is_first_launch) args.dependence = Dependence::kAny;
+    if (absl::Status s = PlanStep(plan_, args, step.stream); !s.ok()) return s;
+    is_first_launch = false;
   }
   return absl::OkStatus();
 }
@@ -116,6 +152,7 @@ absl::Status StepIssuer::IssueLayer(size_t index, const GraphStep& step, void* t
                                     bool is_first_launch) const {
   const GraphLayer& layer = spec_.layers[index];
   DecodeArgs decode = DecodeArgsOf(layer, step.table);
+  decode.step_plan = StepPlanOf(step, layer.options.window_left);
   decode.dependence = DependenceOf(index == 0, is_first_launch && !spec_.append);
   if (spec_.return_lse) decode.lse = layer.lse;
   if (spec_.append) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "graphs/live_rows.h"
@@ -35,6 +36,10 @@ class StepIssuer {
 
  private:
   PageTableView Table() const;
+  // Plans the step for every window that several layers share.
+  absl::Status IssueStepPlans(const GraphStep& step, bool is_first_launch) const;
+  // Where the plan of layers with this window lies; null where each plans for itself.
+  void* StepPlanOf(const GraphStep& step, int32_t window_left) const;
   absl::Status IssueLayer(size_t index, const GraphStep& step, void* turned_q,
                           bool is_first_launch) const;
   // Of a layer's attention on what the launches of the step before it write.
@@ -43,6 +48,8 @@ class StepIssuer {
   GraphSpec spec_;
   LaunchPlan plan_;
   IssueLayers issue_;
+  std::vector<int32_t> planned_windows_;
+  int64_t step_plans_offset_ = 0;
   int64_t live_rows_offset_ = 0;
   int64_t turned_q_offset_ = 0;
   int64_t scratch_bytes_ = 0;

@@ -94,6 +94,8 @@ specs='Small/DecodeSpecs'
 if [[ "$mode" == quick ]]; then
   gtest 20 decode_test
   gtest 20 device_plan_test
+  gtest 10 step_plan_test
+  gtest 10 block_table_gpu_test
   gtest 15 workspace_test
   gtest 10 append_gpu_test
   gtest 10 cuda_graph_test
@@ -106,6 +108,8 @@ if [[ "$mode" == quick ]]; then
 else
   gtest 30 decode_test
   gtest 30 device_plan_test
+  gtest 15 step_plan_test
+  gtest 15 block_table_gpu_test
   gtest 20 workspace_test
   gtest 20 append_gpu_test
   gtest 20 cuda_graph_test
@@ -114,6 +118,7 @@ else
   sanitize 60 memcheck "*"
   sanitize 20 memcheck "Append.*-*EveryLayout" append_gpu_test
   sanitize 20 memcheck "DecodeGraph.*" decode_graph_test
+  sanitize 20 memcheck "*StepPlan*" step_plan_test
   sanitize 50 racecheck "$specs.MeetsTheReference/*:DecodeMerge.ManyRequests*"
   sanitize 30 initcheck "$specs.NeverReadsUnusedSlots/*:DecodeMerge.ManyRequests*:DecodeBatch.*"
   sanitize 20 synccheck "$specs.MeetsTheReference/*:DecodeMerge.ManyRequests*"

@@ -28,6 +28,7 @@ struct DecodeArgs {
   void* out = nullptr;   // [batch, query_heads, head_dim], contiguous, 16-byte aligned
   float* lse = nullptr;  // [batch, query_heads] natural log-sum-exp; null: not written
   AttentionOptions options;
+  const void* step_plan = nullptr;  // of PlanStep(), step_plan.h; null: the call plans for itself
   Dependence dependence = Dependence::kStream;
 };
 

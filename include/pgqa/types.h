@@ -55,7 +55,7 @@ struct RowStrides {
 enum class Dependence : int32_t {
   kStream,
   kAny,
-  kTensors,  // q and the caches, not the page table
+  kTensors,  // q and the caches, not the page table or its step plan
   kNothing,  // as a layer of a step that follows another
 };
 

@@ -15,6 +15,8 @@ import torch  # Loads the libraries that the module links by name.
 
 from pgqa import _pgqa, _recording, ops  # ops: defines torch.ops.pgqa
 from pgqa._pgqa import (
+    Plan,
+    PlannedCall,
     Schedule,
     build_info,
     schedule,
@@ -34,6 +36,8 @@ __all__ = [
     "DecodeGraph",
     "DecodeGraphCache",
     "GraphCacheUsage",
+    "Plan",
+    "PlannedCall",
     "Schedule",
     "WarmupShape",
     "append_kv",

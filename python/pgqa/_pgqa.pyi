@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from collections.abc import Sequence
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 import torch
 
@@ -47,6 +47,43 @@ class Schedule:
     def active_workers_per_axis(self) -> int: ...
     def pieces(self, worker: int) -> list[Piece]:
         """The worker's pieces in order. IndexError outside [0, num_workers)."""
+
+class PlannedCall:
+    def run(self) -> Any: ...
+
+class Plan(PlannedCall):
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        page_indptr: torch.Tensor,
+        page_indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        sm_scale: float | None = None,
+        *,
+        window_left: int = -1,
+        logits_soft_cap: float = 0.0,
+        pos_encoding_mode: int = 0,
+        rope_scale: float = 1.0,
+        rope_theta: float = 10000.0,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+    ) -> None: ...
+    def plan(self) -> None: ...
+    def bind(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        sm_scale: float | None = None,
+        *,
+        logits_soft_cap: float = 0.0,
+        rope_scale: float = 1.0,
+        rope_theta: float = 10000.0,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+    ) -> PlannedCall: ...
 
 class DecodeGraph:
     """What pgqa.DecodeGraph is made of; only where the module was built with CUDA.

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace pgqa::binding {
 
@@ -18,6 +20,16 @@ std::string FaultText(const char* argument, const std::string& got, const std::s
 
 // Raises ValueError for InvalidArgument, RuntimeError for any other error.
 void ThrowIfError(const absl::Status& status);
+
+[[noreturn]] inline void ThrowValueError(const std::string& message) {
+  throw pybind11::value_error(message);
+}
+
+template <class T>
+T ValueOrThrow(absl::StatusOr<T> value) {
+  ThrowIfError(value.status());
+  return *std::move(value);
+}
 
 // A tensor. Raises TypeError for anything else.
 const at::Tensor& ToTensor(const char* argument, pybind11::handle object);

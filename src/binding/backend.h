@@ -9,6 +9,9 @@
 #include "absl/status/statusor.h"
 #include "binding/checks.h"
 #include "pgqa/launch_plan.h"
+#if PGQA_WITH_CUDA
+#include "pgqa/decode.h"
+#endif
 
 namespace pgqa::binding {
 
@@ -26,6 +29,10 @@ absl::Status RunOnCpu(const DecodeCall& call, const AttentionShape& shape,
 // only if the call returns it. Does not synchronise.
 absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
                       const AttentionOptions& options, at::Tensor* out, at::Tensor* lse);
+
+// The device's view of a checked call.
+DecodeArgs DecodeArgsOf(const DecodeCall& call, const AttentionOptions& options,
+                        const at::Tensor& out, const at::Tensor& lse);
 
 // The plan of a call on CUDA device `device`, cached.
 absl::StatusOr<LaunchPlan> GpuPlan(const AttentionShape& shape, int device);

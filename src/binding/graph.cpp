@@ -18,6 +18,7 @@
 
 #include "binding/args.h"
 #include "binding/graph_tensors.h"
+#include "binding/watch.h"
 #include "pgqa/decode_graph.h"
 
 namespace pgqa::binding {
@@ -26,31 +27,11 @@ namespace {
 namespace py = pybind11;
 
 // Where each of a graph's tensors lay when the graph was captured.
-class Watch {
- public:
-  explicit Watch(const GraphTensors& tensors) {
-    tensors.ForEach([&](const char* name, const at::Tensor& tensor) {
-      entries_.push_back({name, tensor, tensor.const_data_ptr()});
-    });
-  }
-
-  // Raises RuntimeError where a tensor has been given other memory since, or none.
-  void Check() const {
-    for (const Entry& entry : entries_) {
-      if (entry.tensor.const_data_ptr() == entry.address) continue;
-      throw std::runtime_error(FaultText(entry.name, "a tensor whose memory was freed or replaced",
-                                         "that of the capture: rebind() takes another"));
-    }
-  }
-
- private:
-  struct Entry {
-    const char* name;
-    at::Tensor tensor;
-    const void* address;
-  };
-  std::vector<Entry> entries_;
-};
+Watch WatchOver(const GraphTensors& tensors) {
+  Watch watch("that of the capture: rebind() takes another");
+  tensors.ForEach([&](const char* name, const at::Tensor& tensor) { watch.Add(name, tensor); });
+  return watch;
+}
 
 class TensorGraph {
  public:
@@ -60,7 +41,7 @@ class TensorGraph {
         allocated_(AllocateMissing(request_, &tensors_)),
         device_(tensors_.k_cache.front().device()),
         graph_(Make()),
-        watch_(tensors_),
+        watch_(WatchOver(tensors_)),
         streams_{CurrentStream()} {}
 
   void Replay(const py::object& live_batch, const py::object& num_pages) {
@@ -85,7 +66,7 @@ class TensorGraph {
     const c10::cuda::OptionalCUDAGuard guard(device_);
     ThrowIfError(graph_.Rebind(spec));
     tensors_ = std::move(tensors);
-    watch_ = Watch(tensors_);
+    watch_ = WatchOver(tensors_);
   }
 
   const GraphTensors& tensors() const { return tensors_; }

@@ -7,7 +7,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -15,7 +14,6 @@
 #include "binding/backend.h"
 #include "binding/table.h"
 #include "binding/tensor_checks.h"
-#include "pgqa/graph_spec.h"
 #include "pgqa/schedule.h"
 #include "pgqa/validate.h"
 
@@ -27,14 +25,6 @@ namespace py = pybind11;
 // An H200, where no GPU is asked: shapes and tables can be looked at on any machine.
 constexpr int32_t kDefaultSms = 132;
 constexpr int32_t kDefaultSharedMemory = 232448;
-
-[[noreturn]] void ThrowValueError(const std::string& message) { throw py::value_error(message); }
-
-template <class T>
-T ValueOrThrow(absl::StatusOr<T> value) {
-  ThrowIfError(value.status());
-  return *std::move(value);
-}
 
 // Takes torch.bfloat16 or "bfloat16".
 DType ReadDType(const py::object& dtype) {
@@ -255,21 +245,6 @@ void DefineSchedule(py::module_& m) {
          py::arg("seq_lens"), py::kw_only(), py::arg("new_tokens") = 0);
 }
 
-py::tuple CapacityFor(const py::object& max_batch, const py::object& max_pages,
-                      const py::object& live_batch, const py::object& num_pages) {
-  const auto read = [](const char* name, const py::object& object, int32_t least) {
-    constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
-    const int64_t value = ToInt(name, object);
-    if (value >= least && value <= kMost) return static_cast<int32_t>(value);
-    ThrowValueError(FaultText(name, std::to_string(value),
-                              std::to_string(least) + " to " + std::to_string(kMost)));
-  };
-  const GraphCapacity limit{read("max_batch", max_batch, 1), read("max_pages", max_pages, 0)};
-  const GraphCapacity capacity = ValueOrThrow(
-      BucketFor(limit, read("live_batch", live_batch, 0), read("num_pages", num_pages, 0)));
-  return py::make_tuple(capacity.max_batch, capacity.max_pages);
-}
-
 py::dict WorkspaceUsage() {
   py::dict usage;
 #if PGQA_WITH_CUDA
@@ -299,8 +274,6 @@ void DefineInspection(py::module_& m) {
   m.def("validate_block_table", &ValidateBlockTable, py::arg("block_table"), py::arg("seq_lens"),
         py::arg("num_pages"), py::arg("page_size"), py::kw_only(), py::arg("new_tokens") = 0);
   m.def("workspace_usage", &WorkspaceUsage);
-  m.def("graph_capacity", &CapacityFor, py::arg("max_batch"), py::arg("max_pages"),
-        py::arg("live_batch"), py::arg("num_pages"));
 }
 
 }  // namespace pgqa::binding

@@ -6,8 +6,7 @@
 
 namespace pgqa::binding {
 
-// supports_shape, workspace_bytes, schedule, Schedule, validate_page_table, workspace_usage,
-// graph_capacity.
+// supports_shape, workspace_bytes, schedule, Schedule, validate_page_table, workspace_usage.
 void DefineInspection(pybind11::module_& m);
 
 }  // namespace pgqa::binding

@@ -6,6 +6,7 @@
 #include <torch/types.h>
 #include <torch/version.h>
 
+#include <limits>
 #include <utility>
 
 #include "binding/append.h"
@@ -15,29 +16,15 @@
 #include "binding/graph.h"
 #include "binding/inspect.h"
 #include "binding/ops.h"
+#include "binding/read_call.h"
+#include "binding/step_plan.h"
+#include "pgqa/graph_spec.h"
 
 namespace pgqa::binding {
 namespace {
 
 namespace py = pybind11;
 using Object = const py::object&;
-
-DecodeCall ReadCall(Object q, Object k_cache, Object v_cache, TableTensors table, Object sm_scale,
-                    Object window_left, Object logits_soft_cap, Object pos_encoding_mode,
-                    Object rope_scale, Object rope_theta) {
-  DecodeCall call;
-  call.q = ToTensor("q", q);
-  call.k_cache = ToTensor("k_cache", k_cache);
-  call.v_cache = ToTensor("v_cache", v_cache);
-  call.table = std::move(table);
-  if (!sm_scale.is_none()) call.sm_scale = ToDouble("sm_scale", sm_scale);
-  call.window_left = ToInt("window_left", window_left);
-  call.logits_soft_cap = ToDouble("logits_soft_cap", logits_soft_cap);
-  call.pos_encoding_mode = ToInt("pos_encoding_mode", pos_encoding_mode);
-  call.rope_scale = ToDouble("rope_scale", rope_scale);
-  call.rope_theta = ToDouble("rope_theta", rope_theta);
-  return call;
-}
 
 py::object Run(DecodeCall call, Object out, Object return_lse, Object workspace) {
   call.out = ToOptionalTensor("out", out);
@@ -92,6 +79,21 @@ std::vector<std::string> CheckDecode(Object q, Object k_cache, Object v_cache, O
   return faults;
 }
 
+py::tuple CapacityFor(const py::object& max_batch, const py::object& max_pages,
+                      const py::object& live_batch, const py::object& num_pages) {
+  const auto read = [](const char* name, const py::object& object, int32_t least) {
+    constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+    const int64_t value = ToInt(name, object);
+    if (value >= least && value <= kMost) return static_cast<int32_t>(value);
+    ThrowValueError(FaultText(name, std::to_string(value),
+                              std::to_string(least) + " to " + std::to_string(kMost)));
+  };
+  const GraphCapacity limit{read("max_batch", max_batch, 1), read("max_pages", max_pages, 0)};
+  const GraphCapacity capacity = ValueOrThrow(
+      BucketFor(limit, read("live_batch", live_batch, 0), read("num_pages", num_pages, 0)));
+  return py::make_tuple(capacity.max_batch, capacity.max_pages);
+}
+
 py::dict BuildInfo() {
   py::dict info;
   info["version"] = PGQA_VERSION;
@@ -102,6 +104,23 @@ py::dict BuildInfo() {
 }
 
 }  // namespace
+
+DecodeCall ReadCall(Object q, Object k_cache, Object v_cache, TableTensors table, Object sm_scale,
+                    Object window_left, Object logits_soft_cap, Object pos_encoding_mode,
+                    Object rope_scale, Object rope_theta) {
+  DecodeCall call;
+  call.q = ToTensor("q", q);
+  call.k_cache = ToTensor("k_cache", k_cache);
+  call.v_cache = ToTensor("v_cache", v_cache);
+  call.table = std::move(table);
+  if (!sm_scale.is_none()) call.sm_scale = ToDouble("sm_scale", sm_scale);
+  call.window_left = ToInt("window_left", window_left);
+  call.logits_soft_cap = ToDouble("logits_soft_cap", logits_soft_cap);
+  call.pos_encoding_mode = ToInt("pos_encoding_mode", pos_encoding_mode);
+  call.rope_scale = ToDouble("rope_scale", rope_scale);
+  call.rope_theta = ToDouble("rope_theta", rope_theta);
+  return call;
+}
 
 PYBIND11_MODULE(_pgqa, m) {
   m.doc() =
@@ -129,8 +148,11 @@ PYBIND11_MODULE(_pgqa, m) {
         py::arg("sm_scale") = py::none(), window_left, soft_cap, pos_encoding, rope_scale,
         rope_theta);
   m.def("build_info", &BuildInfo);
+  m.def("graph_capacity", &CapacityFor, py::arg("max_batch"), py::arg("max_pages"),
+        py::arg("live_batch"), py::arg("num_pages"));
   m.def("register_ops", &RegisterOps);
   DefineAppend(m);
+  DefineStepPlan(m);
 #if PGQA_WITH_CUDA
   DefineGraph(m);
 #endif

@@ -50,8 +50,10 @@ WorkspaceView ViewOf(const at::Tensor& workspace) {
   return {workspace.data_ptr(), static_cast<int64_t>(workspace.nbytes())};
 }
 
-DecodeArgs ArgsOf(const DecodeCall& call, const AttentionOptions& options, const at::Tensor& out,
-                  const at::Tensor& lse) {
+}  // namespace
+
+DecodeArgs DecodeArgsOf(const DecodeCall& call, const AttentionOptions& options,
+                        const at::Tensor& out, const at::Tensor& lse) {
   DecodeArgs args;
   args.q = call.q.data_ptr();
   args.q_batch_stride = StrideOf(call.q, 0);
@@ -66,8 +68,6 @@ DecodeArgs ArgsOf(const DecodeCall& call, const AttentionOptions& options, const
   args.options = options;
   return args;
 }
-
-}  // namespace
 
 absl::StatusOr<LaunchPlan> GpuPlan(const AttentionShape& shape, int device) {
   const absl::StatusOr<const LaunchPlan*> plan = CachedPlan(shape, device);
@@ -96,7 +96,7 @@ absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
                                   std::nullopt);
   }
   if (shape.batch == 0) return absl::OkStatus();
-  const DecodeArgs args = ArgsOf(call, options, *out, *lse);
+  const DecodeArgs args = DecodeArgsOf(call, options, *out, *lse);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
   if (call.workspace.has_value()) return Decode(**plan, args, ViewOf(*call.workspace), stream);
   if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {

@@ -270,6 +270,19 @@ __device__ __forceinline__ void PrefetchPageIds(const AttentionParams& params) {
   if (first < params.prefetch_end) ptx::PrefetchToL2(params.table.indices + first);
 }
 
+// The plan of the CTA's worker, made here or once for the layers of a step.
+template <class Index>
+__device__ __forceinline__ WorkerPlan<Index> GetPlan(const AttentionParams& params, void* scratch,
+                                                     RowWindow<Index>* rows) {
+  if (PGQA_LIKELY(params.step_plan == nullptr)) {
+    return PlanWorker(params.partition, params.axis_cuts, params.table, params.window_left, scratch,
+                      rows);
+  }
+  const WorkerPlan<Index> plan = *StepRecord<Index>(params.step_plan);
+  rows->Load(params.table, plan.start.request);
+  return plan;
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kMaxThreads, 1)
     AttentionKernel(const __grid_constant__ AttentionParams params) {
@@ -283,8 +296,7 @@ __global__ void __launch_bounds__(Traits::kMaxThreads, 1)
   RowWindow<typename Traits::Index> rows;
   rows.Load(params.table, 0);
   Frame<Traits> frame(params);
-  const auto plan = PlanWorker(params.partition, params.axis_cuts, params.table, params.window_left,
-                               shared, &rows);
+  const auto plan = GetPlan(params, shared, &rows);
   if (params.dependence == Dependence::kTensors) ptx::WaitForPrecedingGrid();
   const WarpRole role = RoleOf(warp, layout.num_warps, plan.partition.heads_per_worker);
   StageLoader<Traits> loader(params, plan, rows, role, layout.Ring(warp), layout.Scratch(warp));

@@ -46,7 +46,8 @@ struct AttentionParams {
   PageTableView table;
   Dependence dependence = Dependence::kStream;
   uint32_t prefetch_pitch = kPrefetchedIds;
-  int64_t prefetch_end = 0;  // entry of the table
+  int64_t prefetch_end = 0;         // entry of the table
+  const void* step_plan = nullptr;  // of PlanStep(); null: the kernel plans for itself
   PartitionConfig partition;
   AxisCuts axis_cuts;
   int32_t window_left = -1;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cuda/attention_params.h"
+#include "cuda/check_args.h"
 #include "cuda/cuda_status.h"
 #include "cuda/launch.h"
 #include "pgqa/softmax_state.h"
@@ -16,31 +17,11 @@ namespace pgqa {
 namespace {
 
 constexpr int64_t kElementBytes = 2;
-constexpr int64_t kRowAlignment = 16;
-
-absl::Status CheckPointer(const char* name, const void* pointer, bool required) {
-  if (pointer == nullptr && required) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": got null, expected device memory"));
-  }
-  if (reinterpret_cast<uintptr_t>(pointer) % kRowAlignment != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, ": got an address that is not 16-byte aligned, expected 16-byte aligned rows"));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status CheckStride(const char* name, int64_t stride) {
   if (stride * kElementBytes % kRowAlignment == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       name, ": got a stride of ", stride, " elements, expected a multiple of 8 (16-byte rows)"));
-}
-
-// A batch is planned in the kernel's shared memory.
-absl::Status CheckBatch(const LaunchPlan& plan, int32_t batch) {
-  const int64_t spare = plan.kernel.shared_memory_bytes - PlanScratchBytes(0);
-  const int64_t most = spare * 16 / (PlanScratchBytes(16) - PlanScratchBytes(0));
-  if (batch >= 0 && batch <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("batch: got ", batch, ", expected 0 to ", most));
 }
 
 absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
@@ -66,12 +47,8 @@ absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
   for (const auto& s : strides) {
     if (absl::Status status = CheckStride(s.name, s.stride); !status.ok()) return status;
   }
-  if (absl::Status s = ValidateTableLayout(args.table); !s.ok()) return s;
-  if (args.table.page_size != plan.shape.page_size) {
-    return absl::InvalidArgumentError(absl::StrCat("page_size: got ", args.table.page_size,
-                                                   ", expected ", plan.shape.page_size,
-                                                   " as planned"));
-  }
+  if (absl::Status s = CheckTable(plan, args.table); !s.ok()) return s;
+  if (absl::Status s = CheckPointer("step_plan", args.step_plan, false); !s.ok()) return s;
   return ValidateOptions(args.options);
 }
 
@@ -107,6 +84,7 @@ AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
   p.prefetch_end = NumPrefetched(args.table);
   p.prefetch_pitch = PrefetchPitch(args.table);
   p.page_divisor = Divisor(args.table.page_size);
+  p.step_plan = args.step_plan;
   p.partition = plan.partition;
   p.axis_cuts = CutAxes(plan.partition);
   p.num_query_heads = plan.shape.num_query_heads;
@@ -149,10 +127,7 @@ absl::StatusOr<DeviceProperties> QueryDevice(int device) {
 
 absl::Status Decode(const LaunchPlan& plan, const DecodeArgs& args, const WorkspaceView& workspace,
                     cudaStream_t stream) {
-  if (plan.kernel.num_warps == 0) {
-    return absl::InvalidArgumentError(
-        "plan: got one of MakeCpuLaunchPlan, expected one of MakeGpuLaunchPlan");
-  }
+  if (absl::Status s = CheckGpuPlan(plan); !s.ok()) return s;
   if (args.table.batch == 0) return absl::OkStatus();
   if (absl::Status s = CheckBatch(plan, args.table.batch); !s.ok()) return s;
   if (absl::Status s = CheckArgs(plan, args); !s.ok()) return s;

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/cta_planner.cuh"
 #include "cuda/row_window.cuh"
 #include "pgqa/partition.h"
+#include "pgqa/step_plan.h"
 
 namespace pgqa {
 
@@ -21,6 +23,16 @@ struct WorkerPlan {
       0;  // its number as the host counts them: the workers of axis 0, then those of axis 1, ...
   bool has_empty_requests = false;
 };
+
+// The record of the calling CTA's worker in the plan of a step.
+template <class Index, class Memory>
+__device__ __forceinline__ auto* StepRecord(Memory* step_plan) {
+  using Record =
+      std::conditional_t<std::is_const_v<Memory>, const WorkerPlan<Index>, WorkerPlan<Index>>;
+  static_assert(sizeof(Record) <= kStepRecordBytes);
+  using Byte = std::conditional_t<std::is_const_v<Memory>, const char, char>;
+  return reinterpret_cast<Record*>(static_cast<Byte*>(step_plan) + blockIdx.x * kStepRecordBytes);
+}
 
 // Where a CTA stands in a cut. Neighbouring CTAs, which start together, take different axes: then they read the
 // same tokens, whose heads lie side by side in memory, at the same time.

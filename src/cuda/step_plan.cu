@@ -1,0 +1,65 @@
+// Plans a step on the device: each CTA the worker of its number.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/check_args.h"
+#include "cuda/cuda_status.h"
+#include "cuda/device_planner.cuh"
+#include "cuda/kernel_launch.h"
+#include "cuda/ptx.cuh"
+#include "pgqa/step_plan.h"
+#include "pgqa/validate.h"
+
+namespace pgqa {
+namespace {
+
+constexpr int32_t kThreads = kMaxWarps * kWarpSize;
+
+struct StepPlanParams {
+  PageTableView table;
+  PartitionConfig partition;
+  AxisCuts axis_cuts;
+  int32_t window_left;
+  void* step_plan;
+};
+
+template <class Index>
+__global__ void __launch_bounds__(kThreads)
+    StepPlanKernel(const __grid_constant__ StepPlanParams params) {
+  extern __shared__ __align__(16) char shared[];
+  ptx::WaitForPrecedingGrid();
+  ptx::AllowDependentGrid();
+  RowWindow<Index> rows;
+  rows.Load(params.table, 0);
+  const auto plan = PlanWorker(params.partition, params.axis_cuts, params.table, params.window_left,
+                               shared, &rows);
+  if (threadIdx.x == 0) *StepRecord<Index>(params.step_plan) = plan;
+}
+
+absl::Status CheckArgs(const LaunchPlan& plan, const StepPlanArgs& args) {
+  if (absl::Status s = CheckGpuPlan(plan); !s.ok()) return s;
+  if (absl::Status s = CheckBatch(plan, args.table.batch); !s.ok()) return s;
+  if (absl::Status s = CheckTable(plan, args.table); !s.ok()) return s;
+  AttentionOptions options;
+  options.window_left = args.window_left;
+  if (absl::Status s = ValidateOptions(options); !s.ok()) return s;
+  return CheckPointer("step_plan", args.step_plan, true);
+}
+
+}  // namespace
+
+absl::Status PlanStep(const LaunchPlan& plan, const StepPlanArgs& args, cudaStream_t stream) {
+  if (absl::Status s = CheckArgs(plan, args); !s.ok()) return s;
+  if (args.table.batch == 0) return absl::OkStatus();
+  const StepPlanParams params{args.table, plan.partition, CutAxes(plan.partition), args.window_left,
+                              args.step_plan};
+  const void* kernel = FitsInt32(plan.partition, args.table)
+                           ? reinterpret_cast<const void*>(&StepPlanKernel<int32_t>)
+                           : reinterpret_cast<const void*>(&StepPlanKernel<int64_t>);
+  const auto bytes = static_cast<int32_t>(PlanScratchBytes(args.table.batch));
+  PGQA_RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  return CudaStatus(Launch(kernel, dim3(plan.partition.num_workers), dim3(kThreads), bytes,
+                           args.dependence != Dependence::kStream, params, stream),
+                    "step plan kernel launch");
+}
+
+}  // namespace pgqa
