@@ -48,6 +48,11 @@ struct PageTableView {
 
   PGQA_HOST_DEVICE bool IsCsr() const { return is_block_table == 0; }
 
+  // The same CSR table, and a compiler that knows it to be one.
+  PGQA_HOST_DEVICE PageTableView AsCsr() const {
+    return {indptr, indices, last_page_len, num_indices, num_pages, batch, page_size};
+  }
+
   PGQA_HOST_DEVICE TableRow ReadRow(int32_t request) const {
     return {indptr[request], indptr[request + 1 - is_block_table], last_page_len[request]};
   }

@@ -203,12 +203,13 @@ using Piece = BasicPiece<int64_t>;
 using WorkerStart = BasicWorkerStart<int64_t>;
 using PieceCursor = BasicPieceCursor<int64_t>;
 
-// Whether every sum that the functions above form for `table` and `config`, malformed values included, fits
-// int32_t: tokens of a request, and units of an axis. Live tokens of the batch are always summed in int64_t.
+// Whether the device may count in int32_t: `table` is CSR, so that kernels of int32_t need not know block tables, and
+// every sum that the functions above form for it and `config`, malformed values included, fits: tokens of a request,
+// and units of an axis. Live tokens of the batch are always summed in int64_t.
 inline bool FitsInt32(const PartitionConfig& config, const PageTableView& table) {
   constexpr double kLimit = 2147483647.0;
-  const auto row_entries = static_cast<double>(table.IsCsr() ? table.num_indices : table.columns);
-  const double tokens = row_entries * table.page_size + table.page_size;
+  if (!table.IsCsr()) return false;
+  const double tokens = static_cast<double>(table.num_indices) * table.page_size + table.page_size;
   const double tile_heads = static_cast<double>(config.stage_tokens) * config.warps_per_worker;
   const double units = table.batch * (tokens / tile_heads + 1.0) * config.num_heads;
   return tokens + 2 * tile_heads < kLimit && units < kLimit;

@@ -263,7 +263,14 @@ __device__ __forceinline__ void StreamShare(const AttentionParams& params,
 }
 
 // Brings page ids to the L2, so that they are there when the plan tells which are wanted: a warp 32 lines.
+template <class Index>
 __device__ __forceinline__ void PrefetchPageIds(const AttentionParams& params) {
+  if (RowWindow<Index>::Known(params.table).IsCsr()) {
+    constexpr int64_t kLineIds = kPrefetchedIds / kWarpSize;
+    const int64_t first = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kLineIds;
+    if (first < params.table.num_indices) ptx::PrefetchToL2(params.table.indices + first);
+    return;
+  }
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t in_warp = threadIdx.x % kWarpSize * (kPrefetchedIds / kWarpSize);
   const int64_t first = uint64_t{thread / kWarpSize} * params.prefetch_pitch + in_warp;
@@ -291,7 +298,7 @@ __global__ void __launch_bounds__(Traits::kMaxThreads, 1)
   const SharedLayout<Traits> layout{shared, static_cast<int32_t>(blockDim.x) / kWarpSize};
 
   if (params.dependence <= Dependence::kAny) ptx::WaitForPrecedingGrid();
-  PrefetchPageIds(params);
+  PrefetchPageIds<typename Traits::Index>(params);
   // What needs no lengths is computed while the rows of the page table arrive.
   RowWindow<typename Traits::Index> rows;
   rows.Load(params.table, 0);

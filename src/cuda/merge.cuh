@@ -167,9 +167,11 @@ __device__ __forceinline__ void FinishPiece(const AttentionParams& params, const
                                             const TeamTarget& target, Accumulator<Traits>& acc,
                                             float* areas) {
   acc.Finish();
-  if (!PGQA_LIKELY(role.team_size > 1 || !target.is_whole)) {
-    WriteOutputs<Traits, 0>(params, target, acc);
-    return;
+  if constexpr (Traits::kHeadDim <= 128) {  // beyond, registers are short
+    if (!PGQA_LIKELY(role.team_size > 1 || !target.is_whole)) {
+      WriteOutputs<Traits, 0>(params, target, acc);
+      return;
+    }
   }
   FinishRowSets<Traits, 0>(params, role, target, acc, areas);
   if (target.is_whole || role.rank >= target.num_rows) return;
