@@ -173,8 +173,8 @@ def record(
 
     A file holds the page table, the error, scalars, and of every tensor dtype, device, shape, strides and storage
     offset: plain tensors, numbers and texts, for `torch.load(weights_only=True)`. Reading a table on a GPU waits for
-    the GPU. Calls while the current stream is being captured are left alone: nothing is read. Operators, graphs and
-    replays are not recorded. Where recording fails, a warning says so and the call goes on.
+    the GPU. Calls while the current stream is being captured are left alone: nothing is read. Block tables, plans,
+    operators and graphs are not recorded. Where recording fails, a warning says so and the call goes on.
 
     ValueError for a bad argument, OSError where `path` can be no folder, RuntimeError where one is open already.
     """
