@@ -9,11 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "cuda/cuda_status.h"
+#include "pgqa/launch_plan.h"
 
 namespace pgqa {
 namespace {
-
-constexpr int64_t kAlignment = 256;
 
 // Calls visit(name, layer, address, bytes) for every address that may be null, in a fixed order;
 // layer -1: none.
@@ -87,7 +86,7 @@ absl::StatusOr<GraphBuffers> GraphBuffers::Create(const GraphSpec& spec) {
   GraphBuffers buffers;
   WalkAddresses(&spec, [&](const char*, int, const void* address, int64_t bytes) {
     buffers.offsets_.push_back(address == nullptr ? buffers.bytes_ : -1);
-    if (address == nullptr) buffers.bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (address == nullptr) buffers.bytes_ += AlignedBytes(bytes);
   });
   if (buffers.bytes_ == 0) return buffers;
   const auto bytes = static_cast<size_t>(buffers.bytes_);

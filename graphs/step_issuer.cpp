@@ -14,10 +14,6 @@
 namespace pgqa {
 namespace {
 
-constexpr int64_t kAlignment = 256;
-
-int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 AppendArgs AppendArgsOf(const GraphLayer& layer, const PageTableView& table) {
   AppendArgs args;
   args.k = layer.k;
@@ -69,10 +65,10 @@ StepIssuer::StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayer
       layers_read_outputs_(LayersReadOutputs(spec_)) {
   const AttentionShape& shape = spec_.shape;
   planned_windows_ = SharedWindows(spec_);
-  step_plans_offset_ = Aligned(plan_.workspace_bytes);
-  live_rows_offset_ = step_plans_offset_ +
-                      static_cast<int64_t>(planned_windows_.size()) * Aligned(StepPlanBytes(plan_));
-  turned_q_offset_ = live_rows_offset_ + Aligned((int64_t{shape.batch} + 1) * 4);
+  step_plans_offset_ = AlignedBytes(plan_.workspace_bytes);
+  live_rows_offset_ = step_plans_offset_ + static_cast<int64_t>(planned_windows_.size()) *
+                                               AlignedBytes(StepPlanBytes(plan_));
+  turned_q_offset_ = live_rows_offset_ + AlignedBytes((int64_t{shape.batch} + 1) * 4);
   scratch_bytes_ = turned_q_offset_;
   if (spec_.rotate_appended)
     scratch_bytes_ += int64_t{shape.batch} * shape.num_query_heads * shape.head_dim * 2;
@@ -80,8 +76,13 @@ StepIssuer::StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayer
 
 PageTableView StepIssuer::Table() const {
   if (spec_.IsCsr()) {
-    return {spec_.page_indptr, spec_.page_indices, spec_.last_page_len,  spec_.max_pages,
-            spec_.num_pages,   spec_.shape.batch,  spec_.shape.page_size};
+    return {.indptr = spec_.page_indptr,
+            .indices = spec_.page_indices,
+            .last_page_len = spec_.last_page_len,
+            .num_indices = spec_.max_pages,
+            .num_pages = spec_.num_pages,
+            .batch = spec_.shape.batch,
+            .page_size = spec_.shape.page_size};
   }
   return ViewOf({.block_table = spec_.block_table,
                  .seq_lens = spec_.seq_lens,
@@ -128,7 +129,7 @@ void* StepIssuer::StepPlanOf(const GraphStep& step, int32_t window_left) const {
   const auto found = std::find(planned_windows_.begin(), planned_windows_.end(), window_left);
   if (found == planned_windows_.end()) return nullptr;
   return static_cast<char*>(step.workspace.data) + step_plans_offset_ +
-         (found - planned_windows_.begin()) * Aligned(StepPlanBytes(plan_));
+         (found - planned_windows_.begin()) * AlignedBytes(StepPlanBytes(plan_));
 }
 
 absl::Status StepIssuer::IssueStepPlans(const GraphStep& step, bool is_first_launch) const {
@@ -159,7 +160,7 @@ absl::Status StepIssuer::IssueLayer(size_t index, const GraphStep& step, void* t
     AttentionShape shape = spec_.shape;
     shape.pos_encoding = PosEncoding::kNone;
     AppendArgs append = AppendArgsOf(layer, step.table);
-    append.launched_early = spec_.dependent_launch && !is_first_launch;
+    if (spec_.dependent_launch && !is_first_launch) append.dependence = Dependence::kAny;
     if (spec_.rotate_appended) {
       shape.pos_encoding = PosEncoding::kRopeLlama;
       append.q = layer.q;

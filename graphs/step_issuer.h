@@ -16,13 +16,13 @@
 
 namespace pgqa {
 
-// A step with all its addresses. Its scratch is a workspace that is followed by the live
-// rows and, where appended keys are turned, the turned queries of a layer.
+// A step with all its addresses. Its scratch is a workspace that is followed by the plans of the windows that layers
+// share, the live rows and, where appended keys are turned, the turned queries of a layer.
 class StepIssuer {
  public:
   StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayers issue);
 
-  // Launches the step on `stream`: the head where there is a live batch, then the layers. `scratch`
+  // Launches the step on `stream`: the head where there is a live batch, the shared plans, then the layers. `scratch`
   // has scratch_bytes().
   absl::Status Issue(const WorkspaceView& scratch, std::optional<int32_t> live_batch,
                      cudaStream_t stream) const;

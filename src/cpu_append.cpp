@@ -113,6 +113,8 @@ absl::Status ValidateAppend(const AttentionShape& shape, const AppendArgs& args)
   options.rope_scale = args.rope_scale;
   options.rope_theta = args.rope_theta;
   if (absl::Status s = ValidateOptions(options); !s.ok()) return s;
+  if (args.dependence > Dependence::kAny)
+    return FaultStatus("dependence", static_cast<int32_t>(args.dependence), "kStream or kAny");
   if (args.q != nullptr && shape.pos_encoding == PosEncoding::kNone) {
     return FaultStatus("q", "queries to turn with pos_encoding_mode 0 (NONE)",
                        "none, or ROPE_LLAMA");

@@ -28,6 +28,9 @@ absl::Status ValidateTableOf(const GraphSpec& spec) {
   if (spec.IsCsr()) {
     if (spec.block_table != nullptr || spec.seq_lens != nullptr)
       return FaultStatus("max_columns", "none", "that of block_table and seq_lens");
+    if (spec.new_tokens != 0)
+      return FaultStatus("new_tokens", spec.new_tokens,
+                         "0 without max_columns: a CSR table counts the step's token");
     return CheckInside("max_pages", spec.max_pages, 0, kMost, "");
   }
   if (spec.page_indptr != nullptr || spec.page_indices != nullptr || spec.last_page_len != nullptr)

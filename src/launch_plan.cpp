@@ -92,9 +92,8 @@ absl::StatusOr<LaunchPlan> MakeGpuLaunchPlan(const AttentionShape& shape,
   partition.double_heads_from = kDoubleHeadsFrom;
   partition.max_heads_by_work = kGpuMaxHeadsByWork;
   partition.min_fill_eighths = kGpuMinFillEighths;
-  constexpr int64_t kAlignment = 256;  // of the partials behind the counters
   const int64_t counters = int64_t{partition.num_workers} * warps;
-  plan.counter_bytes = (counters * 8 + kAlignment - 1) / kAlignment * kAlignment;
+  plan.counter_bytes = AlignedBytes(counters * 8);
   SizeWorkspace(tile.PartialFloats(), &plan);
   return plan;
 }

@@ -32,13 +32,13 @@ struct AppendArgs {
   RowStrides q_out_strides;
   double rope_scale = 1.0;
   double rope_theta = 10000.0;
-  bool launched_early =
-      false;  // before the kernel before it has ended, for which it waits; see Dependence
+  Dependence dependence = Dependence::kStream;  // kStream or kAny; Append() only
 };
 
 // Writes k and v of every live request: one that has a token, whose last page is one of the caches',
-// and which has no more tokens than its row of a block table holds. For the others nothing is written, nor read but the table, so that padding may hold
-// anything. Where two requests end in the same slot, one of them wins.
+// and which has no more tokens than its row of a block table holds. For the others nothing is
+// written, nor read but the table, so that padding may hold anything. Where two requests end in the
+// same slot, one of them wins.
 //
 // Where shape.pos_encoding is kRopeLlama, for engines that cache turned keys, k is turned by the
 // token's position as it is written, and q likewise into q_out, with angles in fp64.

@@ -72,7 +72,8 @@ class DecodeGraph {
   // the executable stays the same. The rest of `spec` must be as in Create(); what was null there
   // may be null here. What was told of a live batch stays.
   //   InvalidArgument  something else differs, or as for Create()
-  //   FailedPrecondition  no Capture() before; the issued layers have other nodes than before
+  //   FailedPrecondition  no Capture() before; the step has other nodes than before, as where more or fewer windows
+  //                       are shared by layers
   absl::Status Rebind(const GraphSpec& spec);
 
   // InvalidArgument unless a step fits CapacityOf(spec()). Reads no device memory.

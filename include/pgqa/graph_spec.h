@@ -48,7 +48,7 @@ struct GraphSpec {
   const int32_t* block_table = nullptr;    // [shape.batch, max_columns]
   int64_t block_table_stride = 0;          // entries from row to row
   const int32_t* seq_lens = nullptr;       // [shape.batch]; the graph's own begin as -1
-  int32_t new_tokens = 0;                  // as in BlockTable
+  int32_t new_tokens = 0;                  // as in BlockTable; 0 with CSR
   bool live_batch = true;   // a head node that takes a live batch; costs one small kernel
   bool return_lse = false;  // LSE of every layer
   bool append =

@@ -32,6 +32,12 @@ struct KernelConfig {
   int32_t shared_memory_bytes = 0;
 };
 
+// Of a part of an allocation, up to where the next part may begin.
+constexpr int64_t AlignedBytes(int64_t bytes) {
+  constexpr int64_t kAlignment = 256;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 struct LaunchPlan {
   AttentionShape shape;
   KernelConfig kernel;  // GPU plans only

@@ -28,9 +28,10 @@ struct StepPlanArgs {
   Dependence dependence = Dependence::kStream;  // kStream or kAny
 };
 
-// Enqueues one launch on `stream` of the current device that plans a step. Decode() calls behind it, with the same launch
-// plan, table and window_left, may be given the result as DecodeArgs::step_plan until the table changes. May be
-// captured; neither synchronises nor allocates. A batch of 0 launches nothing.
+// Enqueues one launch on `stream` of the current device that plans a step. Decode() calls behind it, with the same
+// launch plan, table and window_left, may be given the result as DecodeArgs::step_plan until the table changes. With
+// the plan of another table they may never end, or write outside their outputs. May be captured; neither synchronises
+// nor allocates. A batch of 0 launches nothing.
 //   InvalidArgument  an argument does not fit; nothing was launched
 //   Internal  the launch failed
 absl::Status PlanStep(const LaunchPlan& plan, const StepPlanArgs& args, cudaStream_t stream);

@@ -49,14 +49,14 @@ struct RowStrides {
   int64_t head = 0;
 };
 
-// What a call reads of that which the kernels between it and the last call with kStream or kAny have written; kStream:
-// the call is launched when they have ended. Otherwise it is launched ahead of that (programmatic dependent launch, from
-// compute capability 9.0 on), and waits for their end as late as it may, at the latest before its first write.
+// How a call follows the kernels ahead of it on its stream. kStream: it begins when they have ended. The others begin
+// earlier (programmatic dependent launch, compute capability 9.0 or newer) and write nothing before that; they differ
+// in what the kernels since the last call with kStream or kAny may have written of what this call reads.
 enum class Dependence : int32_t {
   kStream,
-  kAny,
-  kTensors,  // q and the caches, not the page table or its step plan
-  kNothing,  // as a layer of a step that follows another
+  kAny,      // anything: it only begins earlier
+  kTensors,  // q and the caches, but not the page table or its step plan
+  kNothing,  // nothing of it: a layer that follows another
 };
 
 }  // namespace pgqa

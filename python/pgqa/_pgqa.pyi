@@ -49,9 +49,14 @@ class Schedule:
         """The worker's pieces in order. IndexError outside [0, num_workers)."""
 
 class PlannedCall:
-    def run(self) -> Any: ...
+    """A call of a planned step, its tensors checked and bound."""
+
+    def run(self) -> Any:
+        """Computes it on the current stream; returns out, or (out, lse), the same tensors every time."""
 
 class Plan(PlannedCall):
+    """The calls of a decode step, planned once a step for all layers that share the page table and the window."""
+
     def __init__(
         self,
         q: torch.Tensor,
@@ -70,7 +75,9 @@ class Plan(PlannedCall):
         out: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> None: ...
-    def plan(self) -> None: ...
+    def plan(self) -> None:
+        """Plans the step from the table as it stands; after every change of it, before the next run() of any call."""
+
     def bind(
         self,
         q: torch.Tensor,

@@ -173,13 +173,15 @@ def record(
 
     A file holds the page table, the error, scalars, and of every tensor dtype, device, shape, strides and storage
     offset: plain tensors, numbers and texts, for `torch.load(weights_only=True)`. Reading a table on a GPU waits for
-    the GPU. Calls while the current stream is being captured are left alone: nothing is read. Operators, graphs and
-    replays are not recorded. Where recording fails, a warning says so and the call goes on.
+    the GPU. Calls while the current stream is being captured are left alone: nothing is read. Block tables, plans,
+    operators and graphs are not recorded. Where recording fails, a warning says so and the call goes on.
 
-    ValueError for a bad argument, OSError where `path` can be no folder, RuntimeError where one is open already.
+    ValueError or TypeError for a bad argument, OSError where `path` can be no folder, RuntimeError where one is open already.
     """
     global decode, append_kv
-    if isinstance(max_calls, bool) or not isinstance(max_calls, int) or max_calls < 1:
+    if isinstance(max_calls, bool) or not isinstance(max_calls, int):
+        raise TypeError(f"max_calls: got {type(max_calls).__name__}, expected an int")
+    if max_calls < 1:
         raise ValueError(f"max_calls: got {max_calls}, expected at least 1")
     import pgqa
 

@@ -89,12 +89,12 @@ class DecodeGraphCache:
     """DecodeGraphs of one step for growing capacities, so that a small batch does not pay for a large one.
 
     k_cache, v_cache and all other arguments are those of `pgqa.DecodeGraph`, baked into every graph. max_batch and
-    max_pages are the most that a step may have; None where q and page_indices are given. Capacities are powers of two
-    up to these.
+    max_pages, or max_columns of a block table, are the most that a step may have; None where q and page_indices, or
+    block_table, are given. Capacities are powers of two up to these.
 
-    Tensors that are given (q, out, lse, k, v and the table) have room for max_batch and max_pages; all graphs share
-    them, each the front of them that its capacity takes. Without, every graph has its own, and a step is written into
-    those of the graph that `get` returns.
+    Tensors that are given (q, out, lse, k, v and the table) have room for the most that a step may have; all graphs
+    share them, each the front of them that its capacity takes. Without, every graph has its own, and a step is written
+    into those of the graph that `get` returns.
 
     max_count, max_bytes: graphs that are kept, and their device_bytes in all (None: any); beyond, the least recently
     used go. One is kept whatever max_count says; one that alone exceeds max_bytes is handed out and not kept.
@@ -111,6 +111,7 @@ class DecodeGraphCache:
         *,
         max_batch: int | None = None,
         max_pages: int | None = None,
+        max_columns: int | None = None,
         max_count: int = 32,
         max_bytes: int | None = None,
         **graph_arguments: Any,
@@ -121,12 +122,19 @@ class DecodeGraphCache:
         _at_least("max_count", max_count, 1)
         if max_bytes is not None:
             _at_least("max_bytes", max_bytes, 0)
-        q, indices = _first(graph_arguments.get("q")), _first(graph_arguments.get("page_indices"))
+        q, indices, table = (_first(graph_arguments.get(name)) for name in ("q", "page_indices", "block_table"))
         if max_batch is None and q is not None:
             max_batch = q.shape[0]
         if max_pages is None and indices is not None:
             max_pages = indices.shape[0]
-        self._limit: tuple[Any, Any] = max_batch, max_pages
+        if max_columns is None and table is not None:
+            max_columns = table.shape[-1]
+        self._is_csr = max_columns is None
+        if not self._is_csr:
+            _at_least("max_columns", max_columns, 0)
+            if max_pages is not None:
+                raise ValueError("max_pages: got a number with a block table, expected none")
+        self._limit: tuple[Any, Any] = max_batch, max_pages if self._is_csr else max_columns
         self._capacity(0, 0)
         given = {"k_cache": k_cache, "v_cache": v_cache, **graph_arguments}
         # Copies: what a caller's list holds later is not what the graphs have baked in.
@@ -137,14 +145,16 @@ class DecodeGraphCache:
     def get(self, live_batch: int, num_pages: int) -> DecodeGraph:
         """The graph of the smallest capacity that holds a step of `live_batch` requests and `num_pages` page entries.
 
+        Of a block table num_pages are those of the longest request.
         Where it is new it is captured as by `pgqa.DecodeGraph`: on the current stream, behind which replays on other
-        streams have to be ordered, and not while that is being captured. ValueError where the step exceeds max_batch
-        or max_pages.
+        streams have to be ordered, and not while that is being captured. ValueError where the step exceeds max_batch,
+        max_pages or max_columns.
         """
         capacity = self._capacity(live_batch, num_pages)
 
         def make() -> DecodeGraph:
-            return DecodeGraph(max_batch=capacity[0], max_pages=capacity[1], **self._front(*capacity))
+            pages = {"max_pages" if self._is_csr else "max_columns": capacity[1]}
+            return DecodeGraph(max_batch=capacity[0], **pages, **self._front(*capacity))
 
         # The rest of what a graph has baked in is the same for every graph of this cache.
         return self._graphs.get_or_make(capacity, make)
@@ -163,7 +173,12 @@ class DecodeGraphCache:
 
     @property
     def max_pages(self) -> int:
-        return self._limit[1]
+        """0 of a block table."""
+        return self._limit[1] if self._is_csr else 0
+
+    @property
+    def max_columns(self) -> int | None:
+        return None if self._is_csr else self._limit[1]
 
     def _capacity(self, live_batch: int, num_pages: int) -> tuple[int, int]:
         return _pgqa.graph_capacity(*self._limit, live_batch, num_pages)
@@ -171,14 +186,20 @@ class DecodeGraphCache:
     def _front(self, max_batch: int, max_pages: int) -> dict[str, Any]:
         """The arguments of a graph, its tensors cut to this capacity; ValueError where one has not the room."""
         sizes = {"page_indptr": max_batch + 1, "page_indices": max_pages}
-        sizes |= dict.fromkeys(("q", "out", "lse", "k", "v", "last_page_len"), max_batch)
+        names = ("q", "out", "lse", "k", "v", "last_page_len", "block_table", "seq_lens")
+        sizes |= dict.fromkeys(names, max_batch)
 
         def cut(name: str, tensor: Any) -> Any:
             if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
                 return tensor  # refused by the graph
             if len(tensor) < sizes[name]:
                 raise ValueError(f"{name}: got room for {len(tensor)}, expected at least {sizes[name]}")
-            return tensor[: sizes[name]]
+            front = tensor[: sizes[name]]
+            if name != "block_table" or front.dim() != 2:
+                return front
+            if front.shape[1] < max_pages:
+                raise ValueError(f"block_table: got {front.shape[1]} columns, expected at least {max_pages}")
+            return front[:, :max_pages]
 
         arguments = dict(self._arguments)
         for name in sizes.keys() & arguments.keys():

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "binding/append.h"
 
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/types.h>
 
 #include <limits>
@@ -186,8 +185,7 @@ absl::Status Run(const AppendCall& call, const AttentionShape& shape) {
   const c10::cuda::OptionalCUDAGuard guard(call.k.device());
   return Append(shape, args, c10::cuda::getCurrentCUDAStream(call.k.get_device()).stream());
 #else
-  return absl::InvalidArgumentError(
-      FaultText("k", "a CUDA tensor", "a CPU tensor: this pgqa was built without CUDA"));
+  return absl::InvalidArgumentError(WithoutCudaText("k"));
 #endif
 }
 
@@ -207,7 +205,7 @@ py::object AppendTo(TableTensors table, Object k, Object v, Object k_cache, Obje
   call.rope_theta = ToDouble("rope_theta", rope_theta);
   ThrowIfError(RunAppend(&call));
   if (!call.q.has_value()) return py::none();
-  return q_out.is_none() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(*call.q_out)) : q_out;
+  return q_out.is_none() ? ToPython(*call.q_out) : q_out;
 }
 
 py::object AppendKv(Object k, Object v, Object k_cache, Object v_cache, Object page_indptr,

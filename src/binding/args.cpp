@@ -6,6 +6,7 @@
 
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace pgqa::binding {
 namespace {
@@ -35,6 +36,14 @@ const at::Tensor& ToTensor(const char* argument, pybind11::handle object) {
 std::optional<at::Tensor> ToOptionalTensor(const char* argument, pybind11::handle object) {
   if (object.is_none()) return std::nullopt;
   return ToTensor(argument, object);
+}
+
+pybind11::object ToPython(at::Tensor tensor) {
+  return pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(std::move(tensor)));
+}
+
+std::string WithoutCudaText(const char* argument) {
+  return FaultText(argument, "a CUDA tensor", "a CPU tensor: this pgqa was built without CUDA");
 }
 
 double ToDouble(const char* argument, pybind11::handle object) {

@@ -25,6 +25,11 @@ void ThrowIfError(const absl::Status& status);
   throw pybind11::value_error(message);
 }
 
+[[noreturn]] inline void ThrowFault(const char* argument, const std::string& got,
+                                    const std::string& expected) {
+  ThrowValueError(FaultText(argument, got, expected));
+}
+
 template <class T>
 T ValueOrThrow(absl::StatusOr<T> value) {
   ThrowIfError(value.status());
@@ -34,6 +39,12 @@ T ValueOrThrow(absl::StatusOr<T> value) {
 // A tensor. Raises TypeError for anything else.
 const at::Tensor& ToTensor(const char* argument, pybind11::handle object);
 std::optional<at::Tensor> ToOptionalTensor(const char* argument, pybind11::handle object);
+
+// The tensor as Python sees it.
+pybind11::object ToPython(at::Tensor tensor);
+
+// The fault of a CUDA tensor where there are no kernels.
+std::string WithoutCudaText(const char* argument);
 
 // Numbers; bool is not one. Raises TypeError for other types, ValueError where the value does not fit.
 double ToDouble(const char* argument, pybind11::handle object);

@@ -7,7 +7,6 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <limits>
@@ -107,9 +106,8 @@ class TensorGraph {
     if (live_batch.is_none()) return ThrowIfError(graph_.Replay(stream));
     const int64_t live = ToInt("live_batch", live_batch);
     if (live < 0 || live > request_.max_batch) {
-      throw py::value_error(
-          FaultText("live_batch", std::to_string(live),
-                    "0 to " + std::to_string(request_.max_batch) + " (the capacity of the graph)"));
+      ThrowFault("live_batch", std::to_string(live),
+                 "0 to " + std::to_string(request_.max_batch) + " (the capacity of the graph)");
     }
     ThrowIfError(graph_.Replay(static_cast<int32_t>(live), stream));
   }
@@ -142,11 +140,10 @@ class TensorGraph {
 using Object = const py::object&;
 
 int64_t ReadMaxColumns(Object max_columns, Object max_pages) {
-  if (!max_pages.is_none())
-    throw py::value_error(FaultText("max_pages", "a number with a block table", "none"));
+  if (!max_pages.is_none()) ThrowFault("max_pages", "a number with a block table", "none");
   const int64_t columns = ToInt("max_columns", max_columns);
   if (columns >= 0 && columns <= std::numeric_limits<int32_t>::max()) return columns;
-  throw py::value_error(FaultText("max_columns", std::to_string(columns), "0 to 2147483647"));
+  ThrowFault("max_columns", std::to_string(columns), "0 to 2147483647");
 }
 
 std::unique_ptr<TensorGraph> MakeGraph(const py::dict& tensors, Object num_query_heads,
@@ -182,28 +179,22 @@ std::unique_ptr<TensorGraph> MakeGraph(const py::dict& tensors, Object num_query
   SetTensors(tensors, &given);
   if (request.IsCsr() && given.page_indices.defined() &&
       given.page_indices.numel() != request.max_pages) {
-    throw py::value_error(
-        FaultText("max_pages", std::to_string(request.max_pages),
-                  std::to_string(given.page_indices.numel()) + ", the elements of page_indices"));
+    ThrowFault("max_pages", std::to_string(request.max_pages),
+               std::to_string(given.page_indices.numel()) + ", the elements of page_indices");
   }
   if (!request.IsCsr() && given.block_table.defined() && given.block_table.dim() == 2 &&
       given.block_table.size(1) != request.max_columns) {
-    throw py::value_error(
-        FaultText("max_columns", std::to_string(request.max_columns),
-                  std::to_string(given.block_table.size(1)) + ", the columns of block_table"));
+    ThrowFault("max_columns", std::to_string(request.max_columns),
+               std::to_string(given.block_table.size(1)) + ", the columns of block_table");
   }
   return std::make_unique<TensorGraph>(request, std::move(given));
-}
-
-py::object Wrapped(const at::Tensor& tensor) {
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
 
 // Properties that hand out the tensors themselves.
 void DefineTensors(py::class_<TensorGraph>* graph) {
   const auto one = [graph](const char* name, at::Tensor GraphTensors::*tensor) {
     graph->def_property_readonly(
-        name, [tensor](const TensorGraph& self) { return Wrapped(self.tensors().*tensor); });
+        name, [tensor](const TensorGraph& self) { return ToPython(self.tensors().*tensor); });
   };
   one("page_indptr", &GraphTensors::page_indptr);
   one("page_indices", &GraphTensors::page_indices);
@@ -213,7 +204,7 @@ void DefineTensors(py::class_<TensorGraph>* graph) {
   const auto layers = [graph](const char* name, LayerTensors GraphTensors::*tensors) {
     graph->def_property_readonly(name, [tensors](const TensorGraph& self) {
       py::list list;
-      for (const at::Tensor& tensor : self.tensors().*tensors) list.append(Wrapped(tensor));
+      for (const at::Tensor& tensor : self.tensors().*tensors) list.append(ToPython(tensor));
       return py::tuple(list);
     });
   };

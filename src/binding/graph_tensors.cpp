@@ -19,29 +19,29 @@ namespace {
 
 namespace py = pybind11;
 
-[[noreturn]] void Raise(const std::string& fault) { throw py::value_error(fault); }
-
 // Raises the first of `faults`.
 void RaiseFirst(const Faults& faults, size_t layer, size_t num_layers) {
   if (faults.empty()) return;
   const std::string where = num_layers > 1 ? " (layer " + std::to_string(layer) + ")" : "";
-  Raise(faults.front() + where);
+  ThrowValueError(faults.front() + where);
 }
 
 void CheckInside(const char* name, int64_t value, int64_t least) {
   if (value >= least && value <= std::numeric_limits<int32_t>::max()) return;
-  Raise(FaultText(name, std::to_string(value), std::to_string(least) + " to 2147483647"));
+  ThrowFault(name, std::to_string(value), std::to_string(least) + " to 2147483647");
 }
 
 // That the arrays are of the kind of table that the request names.
 void CheckTableKind(const GraphRequest& request, const GraphTensors& tensors) {
   const auto expect_none = [](const char* name, const at::Tensor& tensor, const char* got) {
-    if (tensor.defined()) Raise(FaultText(name, got, "none"));
+    if (tensor.defined()) ThrowFault(name, got, "none");
   };
   if (request.IsCsr()) {
     CheckInside("max_pages", request.max_pages, 0);
     expect_none("block_table", tensors.block_table, "a tensor without max_columns");
     expect_none("seq_lens", tensors.seq_lens, "a tensor without max_columns or block_table");
+    if (request.new_tokens != 0)
+      ThrowFault("new_tokens", std::to_string(request.new_tokens), "0 without a block table");
   } else {
     constexpr char kGot[] = "a tensor with a block table";
     expect_none("page_indptr", tensors.page_indptr, kGot);
@@ -52,24 +52,24 @@ void CheckTableKind(const GraphRequest& request, const GraphTensors& tensors) {
 
 // What allocation relies on; the rest is checked once the tensors are complete.
 void CheckBeforeAllocation(const GraphRequest& request, const GraphTensors& tensors) {
-  if (tensors.k_cache.empty()) Raise(FaultText("k_cache", "no tensor", "one for each layer"));
+  if (tensors.k_cache.empty()) ThrowFault("k_cache", "no tensor", "one for each layer");
   const at::Tensor& cache = tensors.k_cache.front();
-  if (!cache.is_cuda()) Raise(FaultText("k_cache", DeviceText(cache), "one on a CUDA device"));
-  if (cache.dim() != 4) Raise(FaultText("k_cache", ShapeText(cache), "rank 4"));
+  if (!cache.is_cuda()) ThrowFault("k_cache", DeviceText(cache), "one on a CUDA device");
+  if (cache.dim() != 4) ThrowFault("k_cache", ShapeText(cache), "rank 4");
   CheckInside("num_query_heads", request.num_query_heads, 1);
   CheckInside("max_batch", request.max_batch, 1);
   CheckTableKind(request, tensors);
   const size_t num_layers = tensors.k_cache.size();
   if (request.window_left.size() != num_layers) {
-    Raise(FaultText("window_left", std::to_string(request.window_left.size()) + " numbers",
-                    std::to_string(num_layers) + ", one for each layer"));
+    ThrowFault("window_left", std::to_string(request.window_left.size()) + " numbers",
+               std::to_string(num_layers) + ", one for each layer");
   }
 }
 
 void CheckCount(const char* name, const LayerTensors& tensors, size_t num_layers) {
   if (tensors.size() == num_layers) return;
-  Raise(FaultText(name, std::to_string(tensors.size()) + " tensors",
-                  std::to_string(num_layers) + ", one for each layer"));
+  ThrowFault(name, std::to_string(tensors.size()) + " tensors",
+             std::to_string(num_layers) + ", one for each layer");
 }
 
 // One tensor [layers, ...] and its layers, where `tensors` has none.
@@ -192,8 +192,7 @@ std::vector<at::Tensor> AllocateMissing(const GraphRequest& request, GraphTensor
   const at::ScalarType dtype = cache.scalar_type();
   const c10::cuda::OptionalCUDAGuard guard(device);
   if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None)
-    Raise(FaultText("stream", "one that is being captured",
-                    "one that is not: make the graph before"));
+    ThrowFault("stream", "one that is being captured", "one that is not: make the graph before");
   std::vector<at::Tensor> allocated;
   const auto table = [&](at::IntArrayRef sizes, int value, at::Tensor* tensor) {
     if (tensor->defined()) return;
@@ -249,7 +248,7 @@ GraphSpec SpecOf(const GraphRequest& request, const GraphTensors& tensors) {
   }
   const auto check_asked = [](const char* name, int64_t asked, int64_t bound, const char* of) {
     if (asked == bound) return;
-    Raise(FaultText(name, std::to_string(asked), std::to_string(bound) + ", " + of));
+    ThrowFault(name, std::to_string(asked), std::to_string(bound) + ", " + of);
   };
   check_asked("max_batch", request.max_batch, spec.shape.batch, "the batch of q");
   check_asked("num_query_heads", request.num_query_heads, spec.shape.num_query_heads,
@@ -275,7 +274,7 @@ void CheckAsCaptured(const GraphTensors& got, const GraphTensors& expected) {
       got,
       [&](const char* name, const at::Tensor& tensor) {
         if (counts[i++] == 0 && tensor.defined())
-          Raise(FaultText(name, "a tensor", "none: the graph has another kind of page table"));
+          ThrowFault(name, "a tensor", "none: the graph has another kind of page table");
       },
       [&](const char* name, const LayerTensors& tensors) {
         CheckCount(name, tensors, counts[i++]);
@@ -289,10 +288,10 @@ void CheckAsCaptured(const GraphTensors& got, const GraphTensors& expected) {
     const size_t first = tensor.dim() == 4 || name == std::string("page_indices") ? 1 : 0;
     const size_t count = tensor.sizes().size() - first - (is_block_table ? 1 : 0);
     if (tensor.scalar_type() != old.scalar_type())
-      Raise(FaultText(name, DTypeText(tensor), DTypeText(old) + " as captured"));
+      ThrowFault(name, DTypeText(tensor), DTypeText(old) + " as captured");
     if (tensor.dim() != old.dim() ||
         tensor.sizes().slice(first, count) != old.sizes().slice(first, count))
-      Raise(FaultText(name, ShapeText(tensor), ShapeText(old) + " as captured"));
+      ThrowFault(name, ShapeText(tensor), ShapeText(old) + " as captured");
   });
 }
 

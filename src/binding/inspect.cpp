@@ -33,14 +33,13 @@ DType ReadDType(const py::object& dtype) {
   if (name == "float16") return DType::kFloat16;
   if (name == "bfloat16") return DType::kBFloat16;
   if (name == "float32") return DType::kFloat32;
-  ThrowValueError(FaultText("dtype", name, "float16, bfloat16 or float32"));
+  ThrowFault("dtype", name, "float16, bfloat16 or float32");
 }
 
 PosEncoding ReadPosEncoding(int mode) {
   if (mode == 0) return PosEncoding::kNone;
   if (mode == 1) return PosEncoding::kRopeLlama;
-  ThrowValueError(
-      FaultText("pos_encoding_mode", std::to_string(mode), "0 (none) or 1 (ROPE_LLAMA)"));
+  ThrowFault("pos_encoding_mode", std::to_string(mode), "0 (none) or 1 (ROPE_LLAMA)");
 }
 
 AttentionShape MakeShape(int32_t num_query_heads, int32_t num_kv_heads, int32_t head_dim,
@@ -97,9 +96,9 @@ LaunchPlan PlanFor(const AttentionShape& shape, const py::object& device, int32_
     return ValueOrThrow(GpuPlan(shape, std::stoi(digits)));
   }
 #endif
-  ThrowValueError(FaultText("device", name,
-                            PGQA_WITH_CUDA ? "None, cpu or the number of a CUDA device"
-                                           : "None or cpu: this pgqa was built without CUDA"));
+  ThrowFault("device", name,
+             PGQA_WITH_CUDA ? "None, cpu or the number of a CUDA device"
+                            : "None or cpu: this pgqa was built without CUDA");
 }
 
 int64_t WorkspaceBytes(int32_t num_query_heads, int32_t num_kv_heads, int32_t head_dim,
@@ -122,8 +121,8 @@ at::Tensor ToHost(const char* name, const py::object& object) {
 PageTableView HostTable(const at::Tensor& indptr, const at::Tensor& last_page_len,
                         int32_t page_size) {
   if (indptr.numel() != last_page_len.numel() + 1) {
-    ThrowValueError(FaultText("page_indptr", std::to_string(indptr.numel()) + " elements",
-                              std::to_string(last_page_len.numel() + 1) + " (batch + 1)"));
+    ThrowFault("page_indptr", std::to_string(indptr.numel()) + " elements",
+               std::to_string(last_page_len.numel() + 1) + " (batch + 1)");
   }
   PageTableView table;
   table.indptr = indptr.data_ptr<int32_t>();
@@ -168,8 +167,8 @@ TableTensors ToHostLengths(const py::object& block_table, const py::object& seq_
   CheckTableLayout(table, &faults);
   if (!faults.empty()) ThrowValueError(faults.front());
   if (table.indices.size(0) != table.lengths.numel()) {
-    ThrowValueError(FaultText("block_table", ShapeText(table.indices),
-                              std::to_string(table.lengths.numel()) + " rows (of seq_lens)"));
+    ThrowFault("block_table", ShapeText(table.indices),
+               std::to_string(table.lengths.numel()) + " rows (of seq_lens)");
   }
   table.lengths = table.lengths.cpu();
   return table;

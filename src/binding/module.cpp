@@ -2,12 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/types.h>
 #include <torch/version.h>
 
 #include <limits>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "binding/append.h"
 #include "binding/args.h"
@@ -33,12 +34,9 @@ py::object Run(DecodeCall call, Object out, Object return_lse, Object workspace)
   at::Tensor result;
   at::Tensor lse;
   ThrowIfError(RunCall(call, &result, &lse));
-  const auto wrap = [](at::Tensor& tensor) {
-    return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
-  };
-  py::object first = call.out.has_value() ? out : wrap(result);
+  py::object first = call.out.has_value() ? out : ToPython(std::move(result));
   if (!call.return_lse) return first;
-  return py::make_tuple(std::move(first), wrap(lse));
+  return py::make_tuple(std::move(first), ToPython(std::move(lse)));
 }
 
 py::object Decode(Object q, Object k_cache, Object v_cache, Object page_indptr, Object page_indices,
@@ -73,8 +71,7 @@ std::vector<std::string> CheckDecode(Object q, Object k_cache, Object v_cache, O
   AttentionOptions options;
   std::vector<std::string> faults = CheckCall(call, &shape, &options);
 #if !PGQA_WITH_CUDA
-  if (call.q.is_cuda())
-    faults.push_back(FaultText("q", "a CUDA tensor", "a CPU tensor: built without CUDA"));
+  if (call.q.is_cuda()) faults.push_back(WithoutCudaText("q"));
 #endif
   return faults;
 }
@@ -85,8 +82,7 @@ py::tuple CapacityFor(const py::object& max_batch, const py::object& max_pages,
     constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
     const int64_t value = ToInt(name, object);
     if (value >= least && value <= kMost) return static_cast<int32_t>(value);
-    ThrowValueError(FaultText(name, std::to_string(value),
-                              std::to_string(least) + " to " + std::to_string(kMost)));
+    ThrowFault(name, std::to_string(value), std::to_string(least) + " to " + std::to_string(kMost));
   };
   const GraphCapacity limit{read("max_batch", max_batch, 1), read("max_pages", max_pages, 0)};
   const GraphCapacity capacity = ValueOrThrow(
@@ -104,23 +100,6 @@ py::dict BuildInfo() {
 }
 
 }  // namespace
-
-DecodeCall ReadCall(Object q, Object k_cache, Object v_cache, TableTensors table, Object sm_scale,
-                    Object window_left, Object logits_soft_cap, Object pos_encoding_mode,
-                    Object rope_scale, Object rope_theta) {
-  DecodeCall call;
-  call.q = ToTensor("q", q);
-  call.k_cache = ToTensor("k_cache", k_cache);
-  call.v_cache = ToTensor("v_cache", v_cache);
-  call.table = std::move(table);
-  if (!sm_scale.is_none()) call.sm_scale = ToDouble("sm_scale", sm_scale);
-  call.window_left = ToInt("window_left", window_left);
-  call.logits_soft_cap = ToDouble("logits_soft_cap", logits_soft_cap);
-  call.pos_encoding_mode = ToInt("pos_encoding_mode", pos_encoding_mode);
-  call.rope_scale = ToDouble("rope_scale", rope_scale);
-  call.rope_theta = ToDouble("rope_theta", rope_theta);
-  return call;
-}
 
 PYBIND11_MODULE(_pgqa, m) {
   m.doc() =

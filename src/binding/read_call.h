@@ -8,6 +8,7 @@
 
 namespace pgqa::binding {
 
+// Raises TypeError for what is no tensor or number; the rest is for CheckCall().
 DecodeCall ReadCall(const pybind11::object& q, const pybind11::object& k_cache,
                     const pybind11::object& v_cache, TableTensors table,
                     const pybind11::object& sm_scale, const pybind11::object& window_left,

@@ -12,8 +12,7 @@ absl::Status RunOnDevice(const DecodeCall& call, const AttentionShape& shape,
 #if PGQA_WITH_CUDA
     return RunOnGpu(call, shape, options, out, lse);
 #else
-    return absl::InvalidArgumentError(
-        FaultText("q", "a CUDA tensor", "a CPU tensor: this pgqa was built without CUDA"));
+    return absl::InvalidArgumentError(WithoutCudaText("q"));
 #endif
   }
   if (!out->defined()) *out = at::empty(call.q.sizes(), call.q.options().requires_grad(false));

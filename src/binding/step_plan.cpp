@@ -3,11 +3,11 @@
 #include "binding/step_plan.h"
 
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "binding/args.h"
@@ -42,7 +42,7 @@ struct Step {
 
   WorkspaceView CallWorkspace() const { return {memory->View().data, plan.workspace_bytes}; }
   void* StepPlan() const {
-    return static_cast<char*>(memory->View().data) + memory->View().bytes - StepPlanBytes(plan);
+    return static_cast<char*>(memory->View().data) + AlignedBytes(plan.workspace_bytes);
   }
 #endif
 };
@@ -58,8 +58,8 @@ class PlannedCall {
       call_.lse =
           at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat).requires_grad(false));
     }
-    result_ = Wrap(*call_.out);
-    if (call_.return_lse) result_ = py::make_tuple(result_, Wrap(*call_.lse));
+    result_ = ToPython(*call_.out);
+    if (call_.return_lse) result_ = py::make_tuple(result_, ToPython(*call_.lse));
     watch_.Add("q", q);
     watch_.Add("k_cache", call_.k_cache);
     watch_.Add("v_cache", call_.v_cache);
@@ -94,13 +94,10 @@ class PlannedCall {
 
  protected:
   const std::shared_ptr<Step>& step() const { return step_; }
+  const at::Tensor& query() const { return call_.q; }
   const Watch& watch() const { return watch_; }
 
  private:
-  static py::object Wrap(const at::Tensor& tensor) {
-    return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-  }
-
   std::shared_ptr<Step> step_;
   DecodeCall call_;
   AttentionOptions options_;
@@ -158,15 +155,14 @@ class TensorPlan : public PlannedCall {
               out, return_lse);
     const auto same = [](const char* name, int64_t got, int64_t expected) {
       if (got == expected) return;
-      ThrowValueError(
-          FaultText(name, std::to_string(got), std::to_string(expected) + " as planned"));
+      ThrowFault(name, std::to_string(got), std::to_string(expected) + " as planned");
     };
     same("query_heads", checked.shape.num_query_heads, shape.num_query_heads);
     same("kv_heads", checked.shape.num_kv_heads, shape.num_kv_heads);
     same("head_dim", checked.shape.head_dim, shape.head_dim);
     same("page_size", checked.shape.page_size, shape.page_size);
     if (checked.shape.dtype != shape.dtype)
-      ThrowValueError(FaultText("q", "another dtype", "that which was planned for"));
+      ThrowFault("q", DTypeText(checked.call.q), DTypeText(query()) + " as planned");
     return std::make_unique<PlannedCall>(step(), std::move(checked.call), checked.options);
   }
 
@@ -180,12 +176,10 @@ class TensorPlan : public PlannedCall {
 #if PGQA_WITH_CUDA
     const c10::cuda::OptionalCUDAGuard guard(first.call.q.device());
     step->plan = ValueOrThrow(GpuPlan(first.shape, first.call.q.get_device()));
-    constexpr int64_t kAlignment = 256;
-    const int64_t bytes = (step->plan.workspace_bytes + kAlignment - 1) / kAlignment * kAlignment;
-    step->memory = ValueOrThrow(Workspace::Create(bytes + StepPlanBytes(step->plan)));
+    const int64_t call_bytes = AlignedBytes(step->plan.workspace_bytes);
+    step->memory = ValueOrThrow(Workspace::Create(call_bytes + StepPlanBytes(step->plan)));
 #else
-    ThrowValueError(
-        FaultText("q", "a CUDA tensor", "a CPU tensor: this pgqa was built without CUDA"));
+    ThrowValueError(WithoutCudaText("q"));
 #endif
     return step;
   }
@@ -215,7 +209,8 @@ void DefineStepPlan(py::module_& m) {
       "The calls of a decode step, planned once a step for all layers that share the page table "
       "and the window.\n\nTakes the arguments of pgqa.decode, for the first layer; bind() adds the "
       "others. After the table has been rewritten in place, plan() has to come before the next "
-      "run() of any of them. May be captured in a CUDA graph, which must not outlive the plan. The "
+      "run() of any of them: behind an older plan a run may never end, or write outside its "
+      "outputs. May be captured in a CUDA graph, which must not outlive the plan. The "
       "calls share a workspace: they run one after another, on one stream or ordered streams.")
       .def(py::init(&MakePlan), py::arg("q"), py::arg("k_cache"), py::arg("v_cache"),
            py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),

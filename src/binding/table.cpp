@@ -102,13 +102,13 @@ PageTableView TableOf(const TableTensors& table, int64_t num_pages, int64_t page
   const auto batch = static_cast<int32_t>(table.lengths.numel());
   const auto page = static_cast<int32_t>(page_size);
   if (table.IsCsr()) {
-    return {static_cast<const int32_t*>(table.indptr.data_ptr()),
-            indices,
-            lengths,
-            table.indices.numel(),
-            num_pages,
-            batch,
-            page};
+    return {.indptr = static_cast<const int32_t*>(table.indptr.data_ptr()),
+            .indices = indices,
+            .last_page_len = lengths,
+            .num_indices = table.indices.numel(),
+            .num_pages = num_pages,
+            .batch = batch,
+            .page_size = page};
   }
   return ViewOf({.block_table = indices,
                  .seq_lens = lengths,

@@ -80,9 +80,10 @@ absl::Status Append(const AttentionShape& shape, const AppendArgs& args, cudaStr
   const bool wide = IsWide(params, turned);
   const void* kernel = shape.dtype == DType::kBFloat16 ? KernelFor<__nv_bfloat16>(wide, turned)
                                                        : KernelFor<__half>(wide, turned);
-  return CudaStatus(Launch(kernel, dim3(static_cast<unsigned>(args.table.batch)),
-                           dim3(kAppendThreads), 0, args.launched_early, params, stream),
-                    "append kernel launch");
+  return CudaStatus(
+      Launch(kernel, dim3(static_cast<unsigned>(args.table.batch)), dim3(kAppendThreads), 0,
+             args.dependence != Dependence::kStream, params, stream),
+      "append kernel launch");
 }
 
 }  // namespace pgqa

@@ -10,6 +10,7 @@
 #include "cuda/check_args.h"
 #include "cuda/cuda_status.h"
 #include "cuda/launch.h"
+#include "fault.h"
 #include "pgqa/softmax_state.h"
 #include "pgqa/validate.h"
 
@@ -20,8 +21,8 @@ constexpr int64_t kElementBytes = 2;
 
 absl::Status CheckStride(const char* name, int64_t stride) {
   if (stride * kElementBytes % kRowAlignment == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      name, ": got a stride of ", stride, " elements, expected a multiple of 8 (16-byte rows)"));
+  return FaultStatus(name, absl::StrCat("a stride of ", stride, " elements"),
+                     "a multiple of 8 (16-byte rows)");
 }
 
 absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
@@ -54,8 +55,8 @@ absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
 
 absl::Status CheckWorkspace(const LaunchPlan& plan, const WorkspaceView& workspace) {
   if (workspace.bytes < plan.workspace_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "workspace: got ", workspace.bytes, " bytes, expected at least ", plan.workspace_bytes));
+    return FaultStatus("workspace", absl::StrCat(workspace.bytes, " bytes"),
+                       absl::StrCat("at least ", plan.workspace_bytes));
   }
   return CheckPointer("workspace", workspace.data, plan.workspace_bytes > 0);
 }

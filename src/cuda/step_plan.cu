@@ -5,6 +5,7 @@
 #include "cuda/device_planner.cuh"
 #include "cuda/kernel_launch.h"
 #include "cuda/ptx.cuh"
+#include "fault.h"
 #include "pgqa/step_plan.h"
 #include "pgqa/validate.h"
 
@@ -41,6 +42,8 @@ absl::Status CheckArgs(const LaunchPlan& plan, const StepPlanArgs& args) {
   AttentionOptions options;
   options.window_left = args.window_left;
   if (absl::Status s = ValidateOptions(options); !s.ok()) return s;
+  if (args.dependence > Dependence::kAny)
+    return FaultStatus("dependence", static_cast<int32_t>(args.dependence), "kStream or kAny");
   return CheckPointer("step_plan", args.step_plan, true);
 }
 

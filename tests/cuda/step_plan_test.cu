@@ -74,6 +74,8 @@ TEST(StepPlan, RefusesWhatDoesNotFit) {
             "page_size: got 8, expected 16 as planned");
   EXPECT_EQ(message([](StepPlanArgs* a) { a->window_left = -2; }).rfind("window_left: got -2", 0),
             0);
+  EXPECT_EQ(message([](StepPlanArgs* a) { a->dependence = Dependence::kTensors; }),
+            "dependence: got 2, expected kStream or kAny");
   EXPECT_EQ(message([](StepPlanArgs* a) { a->table.batch = -1; }).rfind("batch: got -1", 0), 0);
   LaunchPlan of_cpu = MakeCpuLaunchPlan(problem.Shape(), 2).value();
   EXPECT_EQ(PlanStep(of_cpu, good, nullptr).message().substr(0, 5), "plan:");

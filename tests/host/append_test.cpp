@@ -147,6 +147,8 @@ TEST(ValidateAppend, RefusalsNameTheArgument) {
   ExpectRefused<AppendArgs>(
       problem.HostArgs(),
       {{[](AppendArgs* a) { a->k = nullptr; }, "k: got null, expected an address"},
+       {[](AppendArgs* a) { a->dependence = Dependence::kNothing; },
+        "dependence: got 3, expected kStream or kAny"},
        {[](AppendArgs* a) { a->v = nullptr; }, "v: got null, expected an address"},
        {[](AppendArgs* a) { a->k_cache = nullptr; }, "k_cache: got null, expected an address"},
        {[](AppendArgs* a) { a->v_cache = nullptr; }, "v_cache: got null, expected an address"},

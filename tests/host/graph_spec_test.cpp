@@ -161,6 +161,8 @@ TEST(GraphSpec, RefusalsNameTheArgument) {
        {[](GraphSpec* s) { s->max_pages = -1; }, "max_pages: got -1, expected 0 to 2147483647"},
        {[](GraphSpec* s) { s->max_pages = kTooMany; },
         "max_pages: got 2147483648, expected 0 to 2147483647"},
+       {[](GraphSpec* s) { s->new_tokens = 1; },
+        "new_tokens: got 1, expected 0 without max_columns: a CSR table counts the step's token"},
        {[](GraphSpec* s) { s->num_pages = -1; }, "num_pages: got -1, expected 0 to 2147483647"},
        {[](GraphSpec* s) { s->rotate_appended = true; },
         "rotate_appended: got true without append, expected append, whose keys are turned"},

@@ -216,7 +216,7 @@ def test_appending_at_the_head_of_every_layer() -> None:
     graph = pgqa.DecodeGraph(
         caches[0], caches[1], num_query_heads=8, max_batch=4, max_pages=len(case.page_indices), append=True
     )
-    assert graph.node_types == ["kernel"] * len(graph.node_types)
+    assert graph.node_types == ["kernel"] * 6  # live rows, the shared plan, and two a layer
     for step in range(40):
         lengths = [length + 1 if step % 7 != i else length for i, length in enumerate(lengths)]
         live = 4 if step % 3 else 2

@@ -95,6 +95,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "both capacities": (dict(max_pages=64), "^max_pages: got a number with a block table, expected none"),
     "no columns": (dict(max_columns=-1), "^max_columns: got -1, expected 0 to"),
     "new tokens": (dict(new_tokens=2), "^new_tokens: got 2, expected 0 or 1"),
+    "new tokens of a CSR table": (
+        dict(max_columns=None, max_pages=64, new_tokens=1), "^new_tokens: got 1, expected 0 without a block table",
+    ),
     "lengths of int64": (dict(seq_lens=torch.zeros(4, dtype=torch.int64)), "^seq_lens: got dtype Long"),
     "a table of rank 1": (
         dict(block_table=torch.zeros(4, dtype=torch.int32), max_columns=None), "^block_table: got shape",

@@ -11,6 +11,7 @@ from typing import Any
 import pgqa
 import pytest
 import torch
+from blocks import block_table_of, seq_lens_of
 from cases import Spec, make_case, rewrite
 from graphs import SMALL, with_room
 from pgqa.graph_cache import LeastRecentlyUsed
@@ -25,8 +26,9 @@ class Sized:
 class Fake(Sized):
     """A graph by its arguments alone."""
 
-    def __init__(self, k_cache: Any, v_cache: Any, *, max_batch: int, max_pages: int, q: Any = None,
+    def __init__(self, k_cache: Any, v_cache: Any, *, max_batch: int, max_pages: int = 0, q: Any = None,
                  page_indptr: Any = None, page_indices: Any = None, last_page_len: Any = None,
+                 max_columns: int | None = None, block_table: Any = None, seq_lens: Any = None,
                  window_left: Any = -1) -> None:  # fmt: skip
         super().__init__(max_batch * 1000 + max_pages)
         self.arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
@@ -146,6 +148,20 @@ def test_given_tensors_are_shared_by_their_fronts(fake: None) -> None:
         assert lengths == (batch + 1, pages, batch)
 
 
+def test_block_tables_are_cut_in_rows_and_columns(fake: None) -> None:
+    table, lengths = torch.zeros(9, 40, dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
+    cache = pgqa.DecodeGraphCache(*CACHES, q=torch.zeros(9, 8, 64), block_table=table, seq_lens=lengths)
+    assert (cache.max_batch, cache.max_pages, cache.max_columns) == (9, 0, 40)
+    for step, batch, columns in (((3, 17), 4, 32), ((9, 33), 9, 40)):
+        graph: Any = cache.get(*step)
+        given = graph.arguments
+        assert (given["max_batch"], given["max_pages"], given["max_columns"]) == (batch, 0, columns)
+        assert given["block_table"].shape == (batch, columns) and given["seq_lens"].shape == (batch,)
+        assert given["block_table"].data_ptr() == table.data_ptr()
+    with pytest.raises(ValueError, match="^num_pages: got 41"):
+        cache.get(1, 41)
+
+
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unknown": ({"windows": 3}, TypeError, "^DecodeGraphCache: got an argument windows"),
     "no batch": ({"max_batch": None}, TypeError, "^max_batch: got NoneType, expected an int"),
@@ -153,6 +169,12 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "pages": ({"max_pages": -1}, ValueError, "^max_pages: got -1, expected 0 to"),
     "count": ({"max_count": 0}, ValueError, "^max_count: got 0, expected at least 1"),
     "bytes": ({"max_bytes": 0.5}, TypeError, "^max_bytes: got float, expected an int"),
+    "both tables": ({"max_columns": 3}, ValueError, "^max_pages: got a number with a block table, expected none"),
+    "columns": ({"max_pages": None, "max_columns": -1}, ValueError, "^max_columns: got -1, expected at least 0"),
+    "room of columns": (
+        {"max_pages": None, "max_columns": 5, "block_table": torch.zeros(8, 4)},
+        ValueError, "^block_table: got 4 columns, expected at least 5",
+    ),
     "room": ({"q": torch.zeros(7, 8, 64)}, ValueError, "^q: got room for 7, expected at least 8"),
     "room of indptr": ({"page_indptr": torch.zeros(8)}, ValueError, "^page_indptr: got room for 8, expected at l"),
 }
@@ -200,6 +222,23 @@ def test_replays_of_growing_and_shrinking_steps() -> None:
         assert torch.equal(out[: len(lengths)], case.run()[: len(lengths)])
     now = cache.usage()
     assert (now["count"], now["hits"], now["misses"], now["evictions"]) == (3, 1, 5, 2) and now["bytes"] > 0
+
+
+@pytest.mark.gpu
+def test_replays_over_one_block_table() -> None:
+    case = with_room(8, tokens=2000, **SMALL)
+    out, columns = torch.empty_like(case.q), 16
+    table = torch.zeros(8, columns, dtype=torch.int32, device="cuda")
+    lengths = torch.full((8,), -1, dtype=torch.int32, device="cuda")
+    cache = pgqa.DecodeGraphCache(case.k_cache, case.v_cache, q=case.q, out=out, block_table=table, seq_lens=lengths)
+    for seed, kv_lens in enumerate(([200, 5], [16] * 8, [0, 33, 256])):
+        rewrite(case, kv_lens, seed)
+        table.copy_(block_table_of(case, columns=columns))
+        lengths.copy_(seq_lens_of(case))
+        graph = cache.get(len(kv_lens), -(-max(kv_lens) // 16))
+        graph.replay(len(kv_lens))
+        assert torch.equal(out[: len(kv_lens)], case.run()[: len(kv_lens)])
+    assert cache.usage()["misses"] == 3
 
 
 @pytest.mark.gpu

@@ -93,6 +93,9 @@ def test_other_threads_and_a_bound(tmp_path: pathlib.Path) -> None:
 def test_refused_arguments(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="^max_calls: got 0, expected at least 1"), pgqa.record(tmp_path, max_calls=0):
         pass
+    wrong: Any = 1.0
+    with pytest.raises(TypeError, match="^max_calls: got float, expected an int"), pgqa.record(tmp_path, max_calls=wrong):
+        pass
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(OSError), pgqa.record(file):

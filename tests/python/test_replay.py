@@ -105,7 +105,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_exit_status(tmp_path: pathlib.Path) -> None:
-    """1 while the call fails; 0 where it works now, here after another pgqa is put in place; 2 for other files."""
+    """1 while the call fails; 0 where it works now, here because the file was changed."""
     with pgqa.record(tmp_path) as recorder:
         fail(make_case("cpu", SPEC))
     (path,) = recorder.paths

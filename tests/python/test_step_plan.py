@@ -28,8 +28,9 @@ def test_every_layer_is_a_decode_call(device: str, kv_lens: list[int], options: 
     first = make_plan(case, return_lse=True)
     q, k_cache, v_cache, *table = case.tensors()
     q2, k2, v2 = torch.randn_like(q), v_cache.clone(), k_cache.clone()
-    scalars = {name: value for name, value in case.options.keywords().items() if name not in ("window_left", "pos_encoding_mode")}
-    second = first.bind(q2, k2, v2, 0.5, **scalars)
+    keywords = case.options.keywords()
+    own = {name: keywords[name] for name in ("logits_soft_cap", "rope_scale", "rope_theta") if name in keywords}
+    second = first.bind(q2, k2, v2, 0.5, **own)
     first.plan()
     out, lse = first.run()
     expected = case.run(return_lse=True)
@@ -73,7 +74,7 @@ def test_other_shapes_are_refused_by_name(device: str) -> None:
         plan.bind(q[:, :4], k_cache, v_cache)
     with pytest.raises(ValueError, match="^page_size: got 8, expected 16 as planned"):
         plan.bind(q, *(cache.view(-1, 8, *cache.shape[2:]) for cache in (k_cache, v_cache)))
-    with pytest.raises(ValueError, match="^q: got "):
+    with pytest.raises(ValueError, match="^q: got dtype Half, expected dtype BFloat16 as planned"):
         plan.bind(q.half(), k_cache.half(), v_cache.half())
     with pytest.raises(ValueError, match="^page_indptr: got 3 elements, expected 2"):
         plan.bind(q[:1], k_cache, v_cache)
@@ -87,9 +88,22 @@ def test_lost_memory_is_noticed(device: str) -> None:
     case = make_case(device, Spec([20], **SMALL))
     plan = make_plan(case)
     plan.plan()
-    case.tensors()[0].untyped_storage().resize_(0)
+    case.q.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="^q: got a tensor whose memory was freed or replaced"):
         plan.run()
+    case = make_case(device, Spec([20], **SMALL))
+    plan = make_plan(case)
+    case.last_page_len.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="^last_page_len: got a tensor whose memory was freed or replaced"):
+        plan.plan()
+
+
+def test_no_requests(device: str) -> None:
+    case = make_case(device, Spec([], **SMALL))
+    plan = make_plan(case, return_lse=True)
+    plan.plan()
+    out, lse = plan.run()
+    assert out.shape == (0, 8, 64) and lse.shape == (0, 8)
 
 
 @pytest.mark.gpu
