@@ -28,10 +28,11 @@ absl::Status CheckSameStep(const GraphSpec& got, const GraphSpec& expected) {
         "spec: got another shape, live_batch, return_lse, append, rotate_appended or "
         "dependent_launch, expected those of the captured graph");
   }
-  if (got.page_indices == nullptr && got.max_pages > expected.max_pages) {
-    return absl::InvalidArgumentError(absl::StrCat("max_pages: got ", got.max_pages,
-                                                   ", expected at most ", expected.max_pages,
-                                                   ", what the graph's own page_indices hold"));
+  const bool own_indices = got.page_indices == nullptr;
+  if ((own_indices || got.shape.batch_invariant) && got.max_pages > expected.max_pages) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_pages: got ", got.max_pages, ", expected at most ", expected.max_pages, ", what the ",
+        own_indices ? "graph's own page_indices hold" : "workspace of batch_invariant is for"));
   }
   if (got.layers.size() != expected.layers.size()) {
     return absl::InvalidArgumentError(absl::StrCat("layers: got ", got.layers.size(), ", expected ",

@@ -53,7 +53,9 @@ StepIssuer::StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayer
       issue_(std::move(issue)),
       layers_read_outputs_(LayersReadOutputs(spec_)) {
   const AttentionShape& shape = spec_.shape;
-  live_indptr_offset_ = Aligned(plan_.workspace_bytes);
+  const auto layout = WorkspaceFor(plan_, shape.batch, spec_.max_pages);
+  workspace_bytes_ = layout.ok() ? layout->bytes : 0;  // else no launch takes the table
+  live_indptr_offset_ = Aligned(workspace_bytes_);
   turned_q_offset_ = live_indptr_offset_ + Aligned((int64_t{shape.batch} + 1) * 4);
   scratch_bytes_ = turned_q_offset_;
   if (spec_.rotate_appended)
@@ -75,7 +77,7 @@ absl::Status StepIssuer::Issue(const WorkspaceView& scratch, std::optional<int32
   step.table = {spec_.page_indptr, spec_.page_indices, spec_.last_page_len,  spec_.max_pages,
                 spec_.num_pages,   spec_.shape.batch,  spec_.shape.page_size};
   step.workspace = scratch;
-  step.workspace.bytes = plan_.workspace_bytes;
+  step.workspace.bytes = workspace_bytes_;
   if (live_batch.has_value()) {
     const LiveRowsArgs head = HeadArgs(scratch, *live_batch);
     if (absl::Status s = LaunchLiveRows(head, stream); !s.ok()) return s;

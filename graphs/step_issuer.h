@@ -42,6 +42,7 @@ class StepIssuer {
   GraphSpec spec_;
   LaunchPlan plan_;
   IssueLayers issue_;
+  int64_t workspace_bytes_ = 0;
   int64_t live_indptr_offset_ = 0;
   int64_t turned_q_offset_ = 0;
   int64_t scratch_bytes_ = 0;

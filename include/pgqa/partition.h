@@ -32,7 +32,8 @@ struct BasicPartition {
   int32_t groups_per_axis = 1;
   int32_t workers_per_axis = 1;
   int32_t active_workers = 1;  // of each axis; the others own nothing
-  Index tiles = 0;             // of the batch in one head group
+  int32_t segment_tokens = 0;  // where units are segments, see segments.h; 0: units are tiles
+  Index tiles = 0;             // units of the batch in one head group
   Index share = 0;             // units of a worker; the first `extra` active ones own one more
   Index extra = 0;
 
@@ -166,6 +167,13 @@ class BasicPieceCursor {
   // The same for live tokens that `live_of(request)` tells, a BasicTokenRange<Index>.
   template <class LiveOf>
   PGQA_HOST_DEVICE bool Next(int32_t batch, LiveOf&& live_of, BasicPiece<Index>* piece) {
+    return NextUpTo(end_, batch, live_of, piece);
+  }
+
+  // The same, cut at unit `most_end`, which lies past unit().
+  template <class LiveOf>
+  PGQA_HOST_DEVICE bool NextUpTo(Index most_end, int32_t batch, LiveOf&& live_of,
+                                 BasicPiece<Index>* piece) {
     if (unit_ >= end_) return false;
     BasicTokenRange<Index> live;
     Index request_end = 0;
@@ -181,12 +189,15 @@ class BasicPieceCursor {
         ++head_group_;
       }
     }
-    const Index piece_end = request_end < end_ ? request_end : end_;
+    const Index piece_end = request_end < most_end ? request_end : most_end;
     *piece = {request_,      head_group_, unit_ - request_unit_, piece_end - unit_, tiles,
               request_unit_, live};
     unit_ = piece_end;
     return true;
   }
+
+  // Where the next piece begins.
+  PGQA_HOST_DEVICE Index unit() const { return unit_; }
 
  private:
   int32_t tile_tokens_;

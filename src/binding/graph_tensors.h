@@ -64,6 +64,7 @@ struct GraphRequest {
   bool rotate_appended = false;
   bool live_batch = true;
   bool dependent_launch = true;
+  bool batch_invariant = false;
 };
 
 // Puts the tensors and lists of tensors of a dict into their places, by name; None leaves one as it

@@ -43,13 +43,14 @@ DecodeCall ReadCall(Object q, Object k_cache, Object v_cache, Object page_indptr
 py::object Decode(Object q, Object k_cache, Object v_cache, Object page_indptr, Object page_indices,
                   Object last_page_len, Object sm_scale, Object window_left, Object logits_soft_cap,
                   Object pos_encoding_mode, Object rope_scale, Object rope_theta, Object out,
-                  Object return_lse, Object workspace) {
+                  Object return_lse, Object workspace, Object batch_invariant) {
   DecodeCall call =
       ReadCall(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,
                logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta);
   call.out = ToOptionalTensor("out", out);
   call.return_lse = ToBool("return_lse", return_lse);
   call.workspace = ToOptionalTensor("workspace", workspace);
+  call.batch_invariant = ToBool("batch_invariant", batch_invariant);
   at::Tensor result;
   at::Tensor lse;
   ThrowIfError(RunCall(call, &result, &lse));
@@ -104,7 +105,7 @@ PYBIND11_MODULE(_pgqa, m) {
         py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
         py::arg("sm_scale"), window_left, soft_cap, pos_encoding, rope_scale, rope_theta,
         py::arg("out") = py::none(), py::arg("return_lse") = false,
-        py::arg("workspace") = py::none());
+        py::arg("workspace") = py::none(), py::arg("batch_invariant") = false);
   m.def("check_decode", &CheckDecode, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"),
         py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
         py::arg("sm_scale") = py::none(), window_left, soft_cap, pos_encoding, rope_scale,

@@ -48,6 +48,8 @@ struct AttentionParams {
   uint64_t* counters = nullptr;  // [workers, warps]; see arrival.cuh
   char* out = nullptr;           // [batch, query_heads, head_dim], contiguous
   float* lse = nullptr;          // [batch, query_heads], natural log; may be null
+
+  int32_t segment_tokens = 0;  // of the batch-invariant kernels
 };
 
 }  // namespace pgqa

@@ -103,7 +103,7 @@ __global__ void PlanKernel(PartitionConfig config, AxisCuts cuts, PageTableView 
 std::vector<Piece> PiecesOnHost(const BatchPlan& plan, const PageTableView& table,
                                 int32_t window_left, int32_t worker) {
   std::vector<Piece> pieces;
-  PieceCursor cursor = plan.CursorOf(worker);
+  SegmentCursor cursor = plan.CursorOf(worker);
   Piece piece;
   while (cursor.Next(table, window_left, &piece)) pieces.push_back(piece);
   return pieces;
