@@ -6,6 +6,7 @@
 // repeated for groups_per_axis head groups, form an axis; each axis is cut into equal contiguous shares,
 // one a worker. A position on the axis is called a unit. A piece is a worker's run of tiles of one
 // (request, head group); a request that spans several workers leaves one partial a piece, in a slot.
+// segments.h has what is otherwise in the batch-invariant mode.
 #pragma once
 
 #include <cstdint>

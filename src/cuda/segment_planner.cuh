@@ -11,12 +11,12 @@
 
 namespace pgqa {
 
-// Plans the calling CTA's worker; every thread gets the same plan. `cut` is that of max_heads_per_worker heads;
-// `scratch` and `rows` as for PlanWorker().
+// Plans the calling CTA's worker; every thread gets the same plan. `scratch` and `rows` as for PlanWorker().
 template <class Index>
 __device__ __forceinline__ WorkerPlan<Index> PlanSegments(
-    const PartitionConfig& config, const AxisCut& cut, int32_t segment_tokens,
+    const PartitionConfig& config, const AxisCuts& cuts, int32_t segment_tokens,
     const PageTableView& table, int32_t window_left, void* scratch, RowWindow<Index>* rows) {
+  const AxisCut& cut = cuts.of_log2_heads[Log2(config.max_heads_per_worker)];
   const bool alone = table.batch <= WarpPlanner<Index>::kMaxBatch;
   WarpPlanner<Index> warp(table, rows);
   CtaPlanner<Index> cta(table, scratch);

@@ -63,8 +63,8 @@ template <class Traits>
 __device__ __forceinline__ WorkerPlan<typename Traits::Index> PlanShare(
     const AttentionParams& params, void* scratch, RowWindow<typename Traits::Index>* rows) {
   if constexpr (Traits::kBatchInvariant) {
-    return PlanSegments(params.partition, params.axis_cuts.of_log2_heads[0], params.segment_tokens,
-                        params.table, params.window_left, scratch, rows);
+    return PlanSegments(params.partition, params.axis_cuts, params.segment_tokens, params.table,
+                        params.window_left, scratch, rows);
   } else {
     return PlanWorker(params.partition, params.axis_cuts, params.table, params.window_left, scratch,
                       rows);

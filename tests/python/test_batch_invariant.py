@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import pathlib
 import random
+import re
 from collections.abc import Iterator
 
 import pgqa
 import pytest
 import torch
 from cases import Spec, make_case
-from invariance import LENGTHS, SPECS, alone, assert_rows, batch_of, other_pages, random_order, results
+from invariance import LENGTHS, SPECS, alone, assert_rows, batch_of, other_pages, random_order, results, rows_of
 from reference import assert_close, assert_lse_close, reference
 
 
@@ -97,6 +99,24 @@ def test_workspace_of_a_table() -> None:
             pgqa.workspace_bytes(**shape, **{"batch": 8, "num_indices": 640, missing: -1})
     with pytest.raises(ValueError, match="^page_indices: got .* segments, expected at most"):
         pgqa.workspace_bytes(**shape, batch=8, num_indices=1 << 31)
+
+
+def test_operators(device: str) -> None:
+    case = make_case(device, SPECS["all options"])
+    keywords = dict(case.options.keywords(), batch_invariant=True)
+    inputs = (*case.tensors(), case.options.sm_scale)
+    out, lse = torch.ops.pgqa.decode_with_lse(*inputs, **keywords)
+    assert torch.equal(rows_of(out, lse), results(case))
+    assert torch.equal(torch.ops.pgqa.decode(*inputs, **keywords), out)
+    written = torch.empty_like(out)
+    torch.ops.pgqa.decode_out(*inputs, written, **keywords)
+    assert torch.equal(written, out)
+
+
+def test_example_of_the_documentation() -> None:
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "batch_invariant.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile(code, page.name, "exec"), {})
 
 
 def test_it_takes_a_bool(device: str) -> None:
