@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A segment is segment_tokens tokens of one request, a power of two of at least a tile's, counted from the
-// request's first live token; its last one may be shorter. The units of an axis are segments instead of tiles, a piece is one segment, and every
-// worker takes max_heads_per_worker heads. So where pieces begin and end, and how many partials are merged in
-// index order, depends on the live tokens of the request alone: not on the rest of the batch, on where pages
-// lie, or on the number of workers. Segments do not count from token 0 of a request with a window: that would
-// cut one more piece from most windows, and tiles at both ends of one.
+// request's first live token; its last one may be shorter. The units of an axis are segments instead of tiles, a
+// piece is one segment, and every worker takes max_heads_per_worker heads. So where pieces begin and end, and how
+// many partials are merged in index order, depends on the live tokens of the request alone: not on the rest of
+// the batch, on where pages lie, or on the number of workers. Segments do not count from token 0 of a request
+// with a window: that would cut one more piece from most windows, and tiles at both ends of one.
 #pragma once
 
 #include <cstdint>
