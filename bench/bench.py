@@ -1,16 +1,19 @@
 """Benchmark of pgqa on one GPU: time, bandwidth, fraction of the memory's read ceiling and error of every case.
 
     python bench/bench.py [--cases REGEX] [--quick] [--json FILE] [--module DIR] [--read-ceiling FILE]
+    python bench/bench.py --batch-invariant [--cases REGEX] [--quick] [--json FILE] [--module DIR]
 
 Each time is the median over launches of a CUDA graph that holds one whole call (planning, attention, merge), with an
 L2 cache flushed by reading, random physical pages, and a GPU that is kept busy until the start event. TB/s counts live
 bytes of K and V. R is the time of the faster of two kernels that only read those bytes from the same pages, interleaved
-with ours; `aim` is 1.04 R + 3.5 us from 30 MB up, 1.04 R + 5.5 us below.
+with ours; `aim` is 1.04 R + 3.5 us from 30 MB up, 1.04 R + 5.5 us below. With --batch-invariant, what that mode costs:
+the times of both modes, interleaved, and their ratio.
 """
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +94,33 @@ def run_planning(module: ModuleType, timer: ReplayTimer, launches: int, log: Jso
         print(f"| {many.name} | {many_us:.2f} | {few.name} | {few_us:.2f} | {many_us - few_us:+.2f} |", flush=True)
 
 
+def run_invariance(
+    chosen: list[Case], module: ModuleType, timer: ReplayTimer, launches: int, log: Json
+) -> None:
+    """What batch_invariant costs: each case in both modes."""
+    print("\n| case | us | batch_invariant us | ratio |\n|---|---:|---:|---:|")
+    ratios = []
+    for case in chosen:
+        try:
+            tensors = make_tensors(case)
+            calls = [CapturedCall(module_call(module, tensors, invariant)) for invariant in (False, True)]
+            normal, invariant = (t.median_us for t in timer.rounds(calls, launches))
+            fault = make_reference(tensors).check(calls[1].replay()).fault
+        except Exception as error:
+            log.write({"kind": "batch_invariant", "case": case.name, "failed": first_line(error)})
+            print(f"| {case.name} | failed: {first_line(error)} |")
+            continue
+        ratios.append(invariant / normal)
+        log.write({
+            "kind": "batch_invariant", "case": case.name, "us": normal, "invariant_us": invariant, "fault": fault,
+        })  # fmt: skip
+        wrong = "" if fault is None else f" **{fault}**"
+        print(f"| {case.name} | {normal:.2f} | {invariant:.2f} | {ratios[-1]:.3f}{wrong} |", flush=True)
+        torch.cuda.empty_cache()
+    if ratios:
+        print(f"| geometric mean of {len(ratios)} | | | {statistics.geometric_mean(ratios):.3f} |")
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -100,6 +130,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--launches", type=int, default=51, help="timed launches of each case")
     parser.add_argument("--json", metavar="FILE", help="append one JSON record a line")
     parser.add_argument("--only", choices=("cases", "planning", "host"), help="only one of the three parts")
+    parser.add_argument("--batch-invariant", action="store_true", help="compare the two modes, and nothing else")
     parser.add_argument("--module", metavar="DIR", help="folder of the built _pgqa; default: where the build puts it")
     parser.add_argument("--read-ceiling", metavar="FILE", help="the built read ceiling library; default: in build/")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
@@ -129,6 +160,9 @@ def main() -> int:
     machine = machine_record(module) | {"floor_us": timer.floor_us()}
     log.write(machine)
     print_notes(machine, library)
+    if arguments.batch_invariant:
+        run_invariance(chosen, module, timer, arguments.launches, log)
+        return 1 if log.num_bad else 0
     if arguments.only in (None, "cases"):
         run_cases(chosen, module, timer, ceiling, arguments.launches, log)
     if arguments.only == "planning" or arguments.only is None and arguments.cases is None:

@@ -26,10 +26,13 @@ def load_module(folder: str | None) -> ModuleType:
     return module
 
 
-def module_call(module: ModuleType, tensors: CaseTensors) -> Callable[[], torch.Tensor]:
+def module_call(
+    module: ModuleType, tensors: CaseTensors, batch_invariant: bool = False
+) -> Callable[[], torch.Tensor]:
     """A call of _pgqa.decode on a case."""
     decode, arguments = module.decode, (*tensors.arguments(), None, False, None)
-    return lambda: decode(*arguments)
+    mode = {"batch_invariant": True} if batch_invariant else {}
+    return lambda: decode(*arguments, **mode)
 
 
 def package_call(tensors: CaseTensors) -> Callable[[], torch.Tensor]:

@@ -32,15 +32,18 @@ absl::Status CheckSameStep(const GraphSpec& got, const GraphSpec& expected) {
         "spec: got another shape, kind of table, new_tokens, live_batch, return_lse, append, "
         "rotate_appended or dependent_launch, expected those of the captured graph");
   }
-  if (got.block_table == nullptr && got.max_columns > expected.max_columns) {
-    return absl::InvalidArgumentError(absl::StrCat("max_columns: got ", got.max_columns,
-                                                   ", expected at most ", expected.max_columns,
-                                                   ", what the graph's own block_table holds"));
+  const bool own_table = got.block_table == nullptr;
+  if ((own_table || got.shape.batch_invariant) && got.max_columns > expected.max_columns) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_columns: got ", got.max_columns, ", expected at most ", expected.max_columns,
+        ", what the ",
+        own_table ? "graph's own block_table holds" : "workspace of batch_invariant is for"));
   }
-  if (got.page_indices == nullptr && got.max_pages > expected.max_pages) {
-    return absl::InvalidArgumentError(absl::StrCat("max_pages: got ", got.max_pages,
-                                                   ", expected at most ", expected.max_pages,
-                                                   ", what the graph's own page_indices hold"));
+  const bool own_indices = got.page_indices == nullptr;
+  if ((own_indices || got.shape.batch_invariant) && got.max_pages > expected.max_pages) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_pages: got ", got.max_pages, ", expected at most ", expected.max_pages, ", what the ",
+        own_indices ? "graph's own page_indices hold" : "workspace of batch_invariant is for"));
   }
   if (got.layers.size() != expected.layers.size()) {
     return absl::InvalidArgumentError(absl::StrCat("layers: got ", got.layers.size(), ", expected ",

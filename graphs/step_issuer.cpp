@@ -64,8 +64,10 @@ StepIssuer::StepIssuer(GraphSpec filled_spec, const LaunchPlan& plan, IssueLayer
       issue_(std::move(issue)),
       layers_read_outputs_(LayersReadOutputs(spec_)) {
   const AttentionShape& shape = spec_.shape;
-  planned_windows_ = SharedWindows(spec_);
-  step_plans_offset_ = AlignedBytes(plan_.workspace_bytes);
+  const auto layout = WorkspaceFor(plan_, shape.batch, Table().NumEntries());
+  workspace_bytes_ = layout.ok() ? layout->bytes : 0;  // else no launch takes the table
+  if (plan_.segment_tokens == 0) planned_windows_ = SharedWindows(spec_);
+  step_plans_offset_ = AlignedBytes(workspace_bytes_);
   live_rows_offset_ = step_plans_offset_ + static_cast<int64_t>(planned_windows_.size()) *
                                                AlignedBytes(StepPlanBytes(plan_));
   turned_q_offset_ = live_rows_offset_ + AlignedBytes((int64_t{shape.batch} + 1) * 4);
@@ -107,7 +109,7 @@ absl::Status StepIssuer::Issue(const WorkspaceView& scratch, std::optional<int32
   step.stream = stream;
   step.table = Table();
   step.workspace = scratch;
-  step.workspace.bytes = plan_.workspace_bytes;
+  step.workspace.bytes = workspace_bytes_;
   if (live_batch.has_value()) {
     const LiveRowsArgs head = HeadArgs(scratch, *live_batch);
     if (absl::Status s = LaunchLiveRows(head, stream); !s.ok()) return s;
@@ -134,7 +136,7 @@ void* StepIssuer::StepPlanOf(const GraphStep& step, int32_t window_left) const {
 
 absl::Status StepIssuer::IssueStepPlans(const GraphStep& step, bool is_first_launch) const {
   for (const int32_t window_left : planned_windows_) {
-    StepPlanArgs args{step.table, window_left, StepPlanOf(step, window_left)};
+    StepPlanArgs args{step.table, window_left, StepPlanOf(step, window_left), step.workspace};
     if (spec_.dependent_launch && !is_first_launch) args.dependence = Dependence::kAny;
     if (absl::Status s = PlanStep(plan_, args, step.stream); !s.ok()) return s;
     is_first_launch = false;

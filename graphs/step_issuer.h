@@ -48,6 +48,7 @@ class StepIssuer {
   GraphSpec spec_;
   LaunchPlan plan_;
   IssueLayers issue_;
+  int64_t workspace_bytes_ = 0;
   std::vector<int32_t> planned_windows_;
   int64_t step_plans_offset_ = 0;
   int64_t live_rows_offset_ = 0;

@@ -6,7 +6,7 @@
 
 #include "cpu_kernels.h"
 #include "pgqa/cpu_executor.h"
-#include "pgqa/partition.h"
+#include "pgqa/segments.h"
 
 namespace pgqa {
 
@@ -26,7 +26,7 @@ class ChunkCursor {
  public:
   // `pieces` stands at the start of the worker's share. `args` must outlive the cursor.
   ChunkCursor(const CpuDecodeArgs& args, DType dtype, const Partition& partition,
-              const PieceCursor& pieces)
+              const SegmentCursor& pieces)
       : args_(args),
         element_bytes_(BytesOf(dtype)),
         heads_per_group_(partition.heads_per_worker),
@@ -43,7 +43,7 @@ class ChunkCursor {
   int64_t element_bytes_;
   int64_t heads_per_group_;
   int64_t tile_tokens_;
-  PieceCursor pieces_;
+  SegmentCursor pieces_;
   Piece piece_;
   int64_t token_ = 0;  // next of piece_
   int64_t end_ = 0;    // of piece_

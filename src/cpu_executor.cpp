@@ -26,6 +26,8 @@ absl::Status CheckNotNull(const char* argument, const void* pointer) {
 absl::Status CheckPlan(const LaunchPlan& plan) {
   if (absl::Status s = ValidateShape(plan.shape, Backend::kCpu); !s.ok()) return s;
   if (absl::Status s = ValidatePartitionConfig(plan.partition); !s.ok()) return s;
+  if (absl::Status s = ValidateSegmentTokens(plan.partition, plan.segment_tokens); !s.ok())
+    return s;
   if (plan.row_blocks != 1 || plan.partition.num_heads != plan.shape.num_kv_heads) {
     return absl::InvalidArgumentError(
         absl::StrCat("plan: got ", plan.row_blocks, " row blocks and ", plan.partition.num_heads,

@@ -91,11 +91,11 @@ void MergePiece(const CpuCall& call, const Piece& piece, const PieceSlots& slots
 // Merges every request that was cut, found at the worker that holds its first piece.
 void MergePartials(const CpuCall& call, const std::vector<int32_t>& workers) {
   for (const int32_t worker : workers) {
-    PieceCursor cursor = call.batch.CursorOf(worker);
+    SegmentCursor cursor = call.batch.CursorOf(worker);
     Piece piece;
     while (cursor.Next(call.args.table, call.args.options.window_left, &piece)) {
       if (piece.IsWhole() || piece.first_tile != 0) continue;
-      MergePiece(call, piece, SlotsOf(call.batch.partition, call.batch.AxisOf(worker), piece));
+      MergePiece(call, piece, call.batch.SlotsOf(worker, piece));
     }
   }
 }
@@ -113,7 +113,8 @@ void StoreEmptyRequests(const CpuCall& call) {
 }  // namespace
 
 void RunOnCpu(const LaunchPlan& plan, const CpuDecodeArgs& args, const CpuKernels& kernels) {
-  const BatchPlan batch = PlanBatch(plan.partition, args.table, args.options.window_left);
+  const BatchPlan batch =
+      PlanBatch(plan.partition, args.table, args.options.window_left, plan.segment_tokens);
   const std::vector<int32_t> workers = BusyWorkers(batch);
   std::unique_ptr<RopeTables> rope;
   if (plan.shape.pos_encoding == PosEncoding::kRopeLlama) {
@@ -122,8 +123,7 @@ void RunOnCpu(const LaunchPlan& plan, const CpuDecodeArgs& args, const CpuKernel
   }
   const int32_t row_dim = PaddedRow(plan.shape.head_dim);
   const int32_t rows = batch.partition.heads_per_worker * plan.shape.GroupSize();
-  // Two slots a worker; a single worker cuts no request.
-  const int64_t num_slots = workers.size() > 1 ? 2 * (int64_t{workers.back()} + 1) : 0;
+  const int64_t num_slots = batch.NumSlots(workers.empty() ? 0 : int64_t{workers.back()} + 1);
   PartialStore partials(num_slots, rows, row_dim);
   const CpuCall call{plan,   args, batch, kernels, rope.get(), &partials, TransformOf(args.options),
                      row_dim};

@@ -102,8 +102,7 @@ const float* CpuWorker::RotatedQueries() {
 
 void CpuWorker::EndPiece(const Piece& piece, int32_t worker) {
   if (!piece.IsWhole()) {
-    const PieceSlots slots = SlotsOf(call_.batch.partition, call_.batch.AxisOf(worker), piece);
-    const int64_t slot = int64_t{slots.SlotOf(worker)};
+    const int64_t slot = call_.batch.SlotOf(worker, piece);
     std::copy(accumulators_.begin(), accumulators_.end(), call_.partials->Accumulators(slot));
     std::copy(states_.begin(), states_.end(), call_.partials->States(slot));
     return;

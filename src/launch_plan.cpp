@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "pgqa/segments.h"
 #include "pgqa/validate.h"
 #include "tile_config.h"
 
@@ -13,7 +14,7 @@ namespace pgqa {
 namespace {
 
 // Live tokens times heads a worker from which a worker of the GPU takes two heads. Measured on an H200 at head
-// dim 128 (us at 1, 2, 4 heads): 8x4k, work 1986: 41, 41, 43; 24 ragged 1-5k of group 8, 3100: 58, 61, 61; 32x4k, 7944:
+// dim 128 (us at 1, 2, 4 heads): 8x4k, work 1986: 41, 41, 43; 24 ragged 1-5k of group 8, 2840: 58, 61, 61; 32x4k, 7944:
 // 134, 135, 137; 200 ragged 1-700, 4240: 97, 82, 82; 64x8k, 31775: 508, 498, 500; 1x128k, 7944: 135, 136, 143. Eight
 // heads were never the best for their reads; they are for short requests, whose pieces each warp ends alone (us with as
 // many heads as fill three quarters of the warps, and with eight: 512x80 81, 57; 4096 ragged 1-64 289, 191; equal from
@@ -25,6 +26,13 @@ constexpr int32_t kGpuMinFillEighths = 6;
 // Of a worker of the CPU: several heads, since neighbouring heads make one long read of each token.
 constexpr int32_t kCpuStageTokens = 32;
 constexpr int32_t kCpuMaxHeads = 8;
+
+// Batch-invariant mode: tokens of a segment. Partials add 1 % to what is read at head dim 128 and group 4, and an H200
+// reads a segment in some 15 us a worker, of which the end of a piece takes one or two. Workers differ by one segment:
+// half as many tokens would halve that, and double the rest; 131,072 tokens would be merged from 256 partials, not 128.
+constexpr int32_t kSegmentTokens = 1024;
+static_assert(kMostSegments * kSegmentTokens < kUncutTokens);
+constexpr int64_t kCounterAlignment = 256;  // of the partials behind the counters
 
 // The most warps, halving from the row's maximum, whose rings fit `limit` bytes; 0 if one does not.
 int32_t WarpsThatFit(const TileConfig& tile, int32_t limit) {
@@ -39,14 +47,27 @@ int32_t MaxHeadsPerWorker(int32_t num_heads, int32_t warps) {
   return heads;
 }
 
-// Sizes of the workspace, once partition, partial_rows and counter_bytes are known.
+int64_t CounterBytes(const LaunchPlan& plan, int64_t num_counters_a_warp) {
+  const int64_t counters = num_counters_a_warp * plan.kernel.num_warps;
+  return (counters * 8 + kCounterAlignment - 1) / kCounterAlignment * kCounterAlignment;
+}
+
+// Sizes of the workspace, once partition and partial_rows are known.
 void SizeWorkspace(int32_t partial_floats, LaunchPlan* plan) {
   const PartitionConfig& partition = plan->partition;
+  plan->slot_bytes = int64_t{partition.max_heads_per_worker} * plan->partial_rows * partial_floats *
+                     static_cast<int64_t>(sizeof(float));
+  if (plan->segment_tokens != 0) return;
   plan->num_slots = 2 * partition.num_workers;
-  const int64_t partial_bytes = int64_t{plan->num_slots} * partition.max_heads_per_worker *
-                                plan->partial_rows * partial_floats *
-                                static_cast<int64_t>(sizeof(float));
-  plan->workspace_bytes = plan->counter_bytes + partial_bytes;
+  plan->counter_bytes = CounterBytes(*plan, partition.num_workers);
+  plan->workspace_bytes = plan->counter_bytes + plan->num_slots * plan->slot_bytes;
+}
+
+// What the batch-invariant mode changes: workers always take as many heads.
+void CutIntoSegments(int32_t heads_per_worker, LaunchPlan* plan) {
+  if (!plan->shape.batch_invariant) return;
+  plan->partition.max_heads_per_worker = heads_per_worker;
+  plan->segment_tokens = kSegmentTokens;
 }
 
 }  // namespace
@@ -92,8 +113,7 @@ absl::StatusOr<LaunchPlan> MakeGpuLaunchPlan(const AttentionShape& shape,
   partition.double_heads_from = kDoubleHeadsFrom;
   partition.max_heads_by_work = kGpuMaxHeadsByWork;
   partition.min_fill_eighths = kGpuMinFillEighths;
-  const int64_t counters = int64_t{partition.num_workers} * warps;
-  plan.counter_bytes = AlignedBytes(counters * 8);
+  CutIntoSegments(1, &plan);
   SizeWorkspace(tile.PartialFloats(), &plan);
   return plan;
 }
@@ -111,8 +131,31 @@ absl::StatusOr<LaunchPlan> MakeCpuLaunchPlan(const AttentionShape& shape, int32_
   plan.partition.num_heads = shape.num_kv_heads;
   plan.partition.max_heads_per_worker = MaxHeadsPerWorker(shape.num_kv_heads, kCpuMaxHeads);
   plan.partition.warps_per_worker = plan.partition.max_heads_per_worker;
+  CutIntoSegments(plan.partition.max_heads_per_worker, &plan);
   SizeWorkspace(shape.head_dim + 4, &plan);  // accumulator, maximum, sum, two words unused
   return plan;
+}
+
+absl::StatusOr<WorkspaceLayout> WorkspaceFor(const LaunchPlan& plan, int32_t batch,
+                                             int64_t num_indices) {
+  if (plan.segment_tokens == 0) {
+    return WorkspaceLayout{plan.num_slots, plan.counter_bytes, plan.workspace_bytes};
+  }
+  const int64_t segments =
+      MaxSegments(batch, num_indices, plan.shape.page_size, plan.segment_tokens);
+  const int32_t groups = plan.partition.num_heads / plan.partition.max_heads_per_worker;
+  const int64_t most = std::min(kMostSegments, int64_t{INT32_MAX} / groups);
+  if (segments > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page_indices: got ", num_indices, " entries of ", plan.shape.page_size,
+                     " tokens for ", batch, " requests, ", segments, " segments, expected at most ",
+                     most, " with batch_invariant"));
+  }
+  WorkspaceLayout layout;
+  layout.num_slots = segments * groups;
+  layout.counter_bytes = CounterBytes(plan, layout.num_slots);
+  layout.bytes = layout.counter_bytes + layout.num_slots * plan.slot_bytes;
+  return layout;
 }
 
 }  // namespace pgqa

@@ -19,7 +19,7 @@ auto Fields(const PartitionConfig& c) {
 
 auto Fields(const Partition& p) {
   return std::tie(p.heads_per_worker, p.tile_tokens, p.groups_per_axis, p.workers_per_axis,
-                  p.active_workers, p.tiles, p.share, p.extra);
+                  p.active_workers, p.segment_tokens, p.tiles, p.share, p.extra);
 }
 
 auto Fields(const Piece& p) {
@@ -58,6 +58,28 @@ void TokensToTilePrefix(int32_t tile_tokens, std::vector<int64_t>* counts) {
   }
 }
 
+// Turns live tokens into the prefix of units, in place, and cuts them. Returns the number of axes.
+int32_t CutTiles(const PartitionConfig& config, std::vector<int64_t>* counts,
+                 Partition* partition) {
+  const AxisCuts cuts = CutAxes(config);
+  const int32_t heads =
+      cuts.HeadsPerWorker(config, SumTiles(*counts, TileTokens(config, 1)),
+                          SumTiles(*counts, TileTokens(config, config.max_heads_per_worker)));
+  TokensToTilePrefix(TileTokens(config, heads), counts);
+  const AxisCut& cut = cuts.of_log2_heads[Log2(heads)];
+  *partition = MakePartition(config, cut, heads, counts->back());
+  return cut.num_axes;
+}
+
+// The same in segments.
+int32_t CutSegments(const PartitionConfig& config, int32_t segment_tokens,
+                    std::vector<int64_t>* counts, Partition* partition) {
+  TokensToTilePrefix(segment_tokens, counts);
+  const AxisCut cut = CutAxes(config, config.max_heads_per_worker);
+  *partition = MakeSegmentPartition(config, cut, counts->back(), segment_tokens);
+  return cut.num_axes;
+}
+
 }  // namespace
 
 bool operator==(const PartitionConfig& a, const PartitionConfig& b) {
@@ -77,18 +99,17 @@ WorkerStart FindStart(const Partition& partition, absl::Span<const int64_t> tile
 }
 
 BatchPlan PlanBatch(const PartitionConfig& config, const PageTableView& host_table,
-                    int32_t window_left) {
+                    int32_t window_left, int32_t segment_tokens) {
   BatchPlan plan;
   std::vector<int64_t> tile_prefix;
   plan.live_tokens = CountLiveTokens(host_table, window_left, &tile_prefix);
-  const AxisCuts cuts = CutAxes(config);
-  const int32_t heads =
-      cuts.HeadsPerWorker(config, SumTiles(tile_prefix, TileTokens(config, 1)),
-                          SumTiles(tile_prefix, TileTokens(config, config.max_heads_per_worker)));
-  TokensToTilePrefix(TileTokens(config, heads), &tile_prefix);
-  const AxisCut& cut = cuts.of_log2_heads[Log2(heads)];
-  plan.partition = MakePartition(config, cut, heads, tile_prefix.back());
-  plan.num_axes = cut.num_axes;
+  if (segment_tokens != 0) {
+    segment_tokens =
+        SegmentTokens(segment_tokens, host_table, SumTiles(tile_prefix, segment_tokens));
+  }
+  plan.num_axes = segment_tokens == 0
+                      ? CutTiles(config, &tile_prefix, &plan.partition)
+                      : CutSegments(config, segment_tokens, &tile_prefix, &plan.partition);
   plan.starts.resize(config.num_workers);
   for (int32_t worker = 0; worker < config.num_workers; ++worker) {
     const Share share = plan.ShareOf(worker);
@@ -99,21 +120,25 @@ BatchPlan PlanBatch(const PartitionConfig& config, const PageTableView& host_tab
 }
 
 absl::StatusOr<Schedule> Schedule::Make(const PartitionConfig& config,
-                                        const PageTableView& host_table, int32_t window_left) {
+                                        const PageTableView& host_table, int32_t window_left,
+                                        int32_t segment_tokens) {
   if (absl::Status status = ValidatePartitionConfig(config); !status.ok()) return status;
+  if (absl::Status status = ValidateSegmentTokens(config, segment_tokens); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = ValidateWindowLeft(window_left); !status.ok()) return status;
   if (absl::Status status = ValidateRows(host_table); !status.ok()) return status;
   Schedule schedule;
   schedule.config_ = config;
   schedule.batch_ = host_table.batch;
-  schedule.plan_ = PlanBatch(config, host_table, window_left);
+  schedule.plan_ = PlanBatch(config, host_table, window_left, segment_tokens);
   const int64_t head_groups =
       int64_t{schedule.plan_.num_axes} * schedule.partition().groups_per_axis;
   schedule.pieces_.reserve(host_table.batch * head_groups + config.num_workers);
   schedule.piece_offsets_.reserve(config.num_workers + 1);
   schedule.piece_offsets_.push_back(0);
   for (int32_t worker = 0; worker < config.num_workers; ++worker) {
-    PieceCursor cursor = schedule.plan_.CursorOf(worker);
+    SegmentCursor cursor = schedule.plan_.CursorOf(worker);
     Piece piece;
     while (cursor.Next(host_table, window_left, &piece)) schedule.pieces_.push_back(piece);
     schedule.piece_offsets_.push_back(schedule.num_pieces());
@@ -127,21 +152,19 @@ absl::Span<const Piece> Schedule::PiecesOf(int32_t worker) const {
 }
 
 PieceSlots Schedule::SlotsOf(int32_t worker, const Piece& piece) const {
-  return pgqa::SlotsOf(partition(), plan_.AxisOf(worker), piece);
+  return plan_.SlotsOf(worker, piece);
 }
 
 int32_t Schedule::SlotOf(int32_t worker, const Piece& piece) const {
-  if (piece.IsWhole()) return -1;
-  const PieceSlots slots = SlotsOf(worker, piece);
-  return slots.SlotOf(worker);
+  return piece.IsWhole() ? -1 : plan_.SlotOf(worker, piece);
 }
 
 int32_t Schedule::NumWorkersWithPartials() const {
   int32_t count = 0;
   for (int32_t worker = 0; worker < num_workers(); ++worker) {
     const auto pieces = PiecesOf(worker);
-    // Only the two ends of a share can be cut.
-    if (!pieces.empty() && !(pieces.front().IsWhole() && pieces.back().IsWhole())) ++count;
+    const auto is_whole = [](const Piece& piece) { return piece.IsWhole(); };
+    if (!std::all_of(pieces.begin(), pieces.end(), is_whole)) ++count;
   }
   return count;
 }
@@ -151,8 +174,10 @@ std::string Schedule::ToString() const {
   std::string text = absl::StrCat(
       "schedule: batch ", batch_, ", live tokens ", plan_.live_tokens, ", heads ",
       config_.num_heads, " (", p.heads_per_worker, " a worker), tile tokens ", p.tile_tokens,
-      ", tiles ", p.tiles, ", axes ", plan_.num_axes, " x ", p.workers_per_axis, " workers (",
-      p.active_workers, " active), share ", p.share, ", one more for ", p.extra, "\n");
+      p.segment_tokens == 0 ? std::string() : absl::StrCat(", segment tokens ", p.segment_tokens),
+      p.segment_tokens == 0 ? ", tiles " : ", segments ", p.tiles, ", axes ", plan_.num_axes, " x ",
+      p.workers_per_axis, " workers (", p.active_workers, " active), share ", p.share,
+      ", one more for ", p.extra, "\n");
   for (int32_t worker = 0; worker < num_workers(); ++worker) {
     absl::StrAppend(&text, "w", worker, ":");
     for (const Piece& piece : PiecesOf(worker)) {

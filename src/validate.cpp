@@ -140,4 +140,14 @@ absl::Status ValidatePartitionConfig(const PartitionConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateSegmentTokens(const PartitionConfig& config, int32_t segment_tokens) {
+  const int32_t tile_tokens = TileTokens(config, config.max_heads_per_worker);
+  if (segment_tokens == 0 || (IsPowerOfTwo(segment_tokens) && segment_tokens >= tile_tokens)) {
+    return absl::OkStatus();
+  }
+  return FaultStatus("segment_tokens", segment_tokens,
+                     absl::StrCat("0 (pieces are cut anywhere) or a power of two of at least ",
+                                  tile_tokens, ", the tokens of a tile"));
+}
+
 }  // namespace pgqa

@@ -114,7 +114,7 @@ else
   gtest 20 append_gpu_test
   gtest 20 cuda_graph_test
   gtest 45 decode_graph_test
-  python_tests 240 gpu
+  python_tests 290 gpu
   sanitize 60 memcheck "*"
   sanitize 20 memcheck "Append.*-*EveryLayout" append_gpu_test
   sanitize 20 memcheck "DecodeGraph.*" decode_graph_test

@@ -36,7 +36,7 @@ struct DecodeArgs {
 // between calls and replays. Launches that may run at the same time need different workspaces.
 struct WorkspaceView {
   void* data = nullptr;  // 16-byte aligned
-  int64_t bytes = 0;     // at least LaunchPlan::workspace_bytes
+  int64_t bytes = 0;     // at least those of WorkspaceFor() the call's table
 };
 
 // The properties of CUDA device `device` that plans depend on. Does not synchronise.

@@ -96,7 +96,7 @@ namespace graph_key_internal {
 
 inline auto Fields(const AttentionShape& s) {
   return std::tie(s.batch, s.num_query_heads, s.num_kv_heads, s.head_dim, s.page_size, s.dtype,
-                  s.pos_encoding);
+                  s.pos_encoding, s.batch_invariant);
 }
 inline auto Fields(const AttentionOptions& o) {
   return std::tie(o.sm_scale, o.window_left, o.logits_soft_cap, o.rope_scale, o.rope_theta);

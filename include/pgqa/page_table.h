@@ -53,6 +53,11 @@ struct PageTableView {
     return {indptr, indices, last_page_len, num_indices, num_pages, batch, page_size};
   }
 
+  // Entries that rows may hold in all.
+  PGQA_HOST_DEVICE int64_t NumEntries() const {
+    return IsCsr() ? num_indices : int64_t{batch} * columns;
+  }
+
   PGQA_HOST_DEVICE TableRow ReadRow(int32_t request) const {
     return {indptr[request], indptr[request + 1 - is_block_table], last_page_len[request]};
   }

@@ -6,6 +6,7 @@
 // repeated for groups_per_axis head groups, form an axis; each axis is cut into equal contiguous shares,
 // one a worker. A position on the axis is called a unit. A piece is a worker's run of tiles of one
 // (request, head group); a request that spans several workers leaves one partial a piece, in a slot.
+// segments.h has what is otherwise in the batch-invariant mode.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,8 @@ struct BasicPartition {
   int32_t groups_per_axis = 1;
   int32_t workers_per_axis = 1;
   int32_t active_workers = 1;  // of each axis; the others own nothing
-  Index tiles = 0;             // of the batch in one head group
+  int32_t segment_tokens = 0;  // where units are segments, see segments.h; 0: units are tiles
+  Index tiles = 0;             // units of the batch in one head group
   Index share = 0;             // units of a worker; the first `extra` active ones own one more
   Index extra = 0;
 
@@ -130,7 +132,8 @@ template <class Index>
 PGQA_HOST_DEVICE PieceSlots SlotsOf(const BasicPartition<Index>& p, int32_t axis,
                                     const BasicPiece<Index>& piece) {
   const int32_t first = p.WorkerOf(piece.request_unit);
-  const int32_t last = p.WorkerOf(piece.request_unit + piece.request_tiles - 1);
+  int32_t last = p.WorkerOf(piece.request_unit + piece.request_tiles - 1);
+  if (last >= p.workers_per_axis) last = p.workers_per_axis - 1;  // of a table that was not planned
   const int32_t first_worker = axis * p.workers_per_axis + first;
   return {first_worker, last - first + 1, 2 * first_worker};
 }
@@ -150,6 +153,7 @@ class BasicPieceCursor {
                                     BasicShare<Index> share, BasicWorkerStart<Index> start)
       : tile_tokens_(partition.tile_tokens),
         head_group_(axis * partition.groups_per_axis + partition.GroupOf(share)),
+        end_group_((axis + 1) * partition.groups_per_axis),
         request_(start.request),
         request_unit_(start.request_unit),
         unit_(share.begin),
@@ -166,6 +170,13 @@ class BasicPieceCursor {
   // The same for live tokens that `live_of(request)` tells, a BasicTokenRange<Index>.
   template <class LiveOf>
   PGQA_HOST_DEVICE bool Next(int32_t batch, LiveOf&& live_of, BasicPiece<Index>* piece) {
+    return NextUpTo(end_, batch, live_of, piece);
+  }
+
+  // The same, cut at unit `most_end`, which lies past unit().
+  template <class LiveOf>
+  PGQA_HOST_DEVICE bool NextUpTo(Index most_end, int32_t batch, LiveOf&& live_of,
+                                 BasicPiece<Index>* piece) {
     if (unit_ >= end_) return false;
     BasicTokenRange<Index> live;
     Index request_end = 0;
@@ -176,21 +187,26 @@ class BasicPieceCursor {
       request_end = request_unit_ + tiles;
       if (request_end > unit_) break;
       request_unit_ = request_end;
-      if (++request_ == batch) {
-        request_ = 0;
-        ++head_group_;
-      }
+      if (++request_ < batch) continue;
+      request_ = 0;
+      if (++head_group_ < end_group_) continue;
+      unit_ = end_;  // the table holds less than the one that was planned
+      return false;
     }
-    const Index piece_end = request_end < end_ ? request_end : end_;
+    const Index piece_end = request_end < most_end ? request_end : most_end;
     *piece = {request_,      head_group_, unit_ - request_unit_, piece_end - unit_, tiles,
               request_unit_, live};
     unit_ = piece_end;
     return true;
   }
 
+  // Where the next piece begins.
+  PGQA_HOST_DEVICE Index unit() const { return unit_; }
+
  private:
   int32_t tile_tokens_;
   int32_t head_group_;
+  int32_t end_group_;
   int32_t request_;
   Index request_unit_;
   Index unit_;

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "pgqa/page_table.h"
 #include "pgqa/partition.h"
+#include "pgqa/segments.h"
 
 namespace pgqa {
 
@@ -27,7 +28,7 @@ bool operator==(const WorkerStart& a, const WorkerStart& b);
 WorkerStart FindStart(const Partition& partition, absl::Span<const int64_t> tile_prefix,
                       int64_t unit);
 
-// The cheap half of a schedule: all that a worker needs to walk its pieces with a PieceCursor.
+// The cheap half of a schedule: all that a worker needs to walk its pieces with a cursor.
 struct BatchPlan {
   int64_t live_tokens = 0;  // of one head
   Partition partition;
@@ -43,22 +44,41 @@ struct BatchPlan {
     return partition.ShareOf(worker - axis * partition.workers_per_axis);
   }
 
-  PieceCursor CursorOf(int32_t worker) const {
+  SegmentCursor CursorOf(int32_t worker) const {
     return {partition, AxisOf(worker), ShareOf(worker), starts[worker]};
+  }
+
+  // Where the partials of a request lie that the piece of `worker` does not hold whole.
+  PieceSlots SlotsOf(int32_t worker, const Piece& piece) const {
+    const int32_t axis = AxisOf(worker);
+    return partition.segment_tokens == 0 ? pgqa::SlotsOf(partition, axis, piece)
+                                         : SegmentSlotsOf(partition, axis, piece);
+  }
+  int32_t SlotOf(int32_t worker, const Piece& piece) const {
+    const PieceSlots slots = SlotsOf(worker, piece);
+    if (partition.segment_tokens == 0) return slots.SlotOf(worker);
+    return slots.first_slot + static_cast<int32_t>(SegmentOf(partition, piece));
+  }
+
+  // Slots that SlotOf() gives lie below this. A single worker cuts a request only into segments.
+  int64_t NumSlots(int64_t num_workers) const {
+    if (partition.segment_tokens != 0) return num_axes * partition.UnitsPerAxis();
+    return num_workers > 1 ? 2 * num_workers : 0;
   }
 };
 
 // Plans any host table, malformed ones too: rows are clamped as PageTableView does it and page ids
-// are not read. `config` must be valid. O(batch + num_workers * log batch).
+// are not read. `config` must be valid; segment_tokens as in a launch plan. O(batch + num_workers * log batch).
 BatchPlan PlanBatch(const PartitionConfig& config, const PageTableView& host_table,
-                    int32_t window_left);
+                    int32_t window_left, int32_t segment_tokens = 0);
 
 class Schedule {
  public:
   // Plans a table whose `indices` may be null. Errors (InvalidArgument) are those of
-  // ValidatePartitionConfig, ValidateWindowLeft and ValidateRows.
+  // ValidatePartitionConfig, ValidateSegmentTokens, ValidateWindowLeft and ValidateRows.
   static absl::StatusOr<Schedule> Make(const PartitionConfig& config,
-                                       const PageTableView& host_table, int32_t window_left);
+                                       const PageTableView& host_table, int32_t window_left,
+                                       int32_t segment_tokens = 0);
 
   const PartitionConfig& config() const { return config_; }
   const Partition& partition() const { return plan_.partition; }

@@ -24,13 +24,14 @@ inline int64_t StepPlanBytes(const LaunchPlan& plan) {
 struct StepPlanArgs {
   PageTableView table;  // device memory; batch may differ from the plan's
   int32_t window_left = -1;
-  void* step_plan = nullptr;                    // 16-byte aligned, StepPlanBytes(), written
+  void* step_plan = nullptr;  // 16-byte aligned, StepPlanBytes(), written
+  WorkspaceView workspace;  // of the step's calls, none of which may run: made as new; may be null
   Dependence dependence = Dependence::kStream;  // kStream or kAny
 };
 
 // Enqueues one launch on `stream` of the current device that plans a step. Decode() calls behind it, with the same
 // launch plan, table and window_left, may be given the result as DecodeArgs::step_plan until the table changes. With
-// the plan of another table they may never end, or write outside their outputs. May be captured; neither synchronises
+// the plan of another table their outputs are undefined, and later ones until the next PlanStep() with their workspace. May be captured; neither synchronises
 // nor allocates. A batch of 0 launches nothing.
 //   InvalidArgument  an argument does not fit; nothing was launched
 //   Internal  the launch failed

@@ -21,6 +21,9 @@ struct AttentionShape {
   int32_t page_size = 0;  // tokens
   DType dtype = DType::kBFloat16;
   PosEncoding pos_encoding = PosEncoding::kNone;
+  // A request gives the same bits alone and in any batch, wherever its pages lie, eager and in any
+  // graph, on one device. Costs time and workspace: see segments.h and docs/batch_invariant.md.
+  bool batch_invariant = false;
 
   int32_t GroupSize() const { return num_query_heads / num_kv_heads; }
 };

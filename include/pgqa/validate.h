@@ -34,6 +34,7 @@ absl::Status ValidateWindowLeft(int32_t window_left);
 // `argument` is the name that the caller knows the count by: num_sms, num_threads, num_workers.
 absl::Status ValidateNumWorkers(const char* argument, int32_t num_workers);
 absl::Status ValidatePartitionConfig(const PartitionConfig& config);
+absl::Status ValidateSegmentTokens(const PartitionConfig& config, int32_t segment_tokens);
 
 // Sizes and addresses of a table in any memory; reads none of it.
 absl::Status ValidateTableLayout(const PageTableView& table);

@@ -20,6 +20,7 @@ class Workspace {
   // Allocates; its contents do not matter. Works while a stream of this thread is being captured. ResourceExhausted
   // when out of memory.
   static absl::StatusOr<Workspace> Create(int64_t bytes);
+  // For a plan without batch_invariant; else ask WorkspaceFor() the table's.
   static absl::StatusOr<Workspace> Create(const LaunchPlan& plan) {
     return Create(plan.workspace_bytes);
   }

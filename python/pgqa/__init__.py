@@ -77,6 +77,7 @@ def decode(
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     workspace: torch.Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of each request's query token over its keys and values.
 
@@ -93,6 +94,9 @@ def decode(
     different ones. By default the library's own, one for each device and stream; while torch
     captures a graph, memory of the graph's pool. In a capture that torch did not begin, give
     `workspace` and `out`: else their memory would be reused while the graph lives.
+    batch_invariant: a request gives the same bits alone and in any batch, at any place in it, with any
+    page ids, eager and in any graph, on one device (on the CPU, on one machine with any number of
+    threads). Slower for short and uneven batches, and with a workspace that grows with the page table.
 
     Raises ValueError or TypeError, naming the argument, before anything is launched;
     RuntimeError when CUDA fails.
@@ -100,6 +104,7 @@ def decode(
     return _recording.decode(
         q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,
         logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta, out, return_lse, workspace,
+        batch_invariant,
     )
 
 

@@ -44,6 +44,10 @@ class Schedule:
     @property
     def tile_tokens(self) -> int: ...
     @property
+    def segment_tokens(self) -> int:
+        """With batch_invariant, tokens of a piece, its request's last one aside; else 0."""
+
+    @property
     def active_workers_per_axis(self) -> int: ...
     def pieces(self, worker: int) -> list[Piece]:
         """The worker's pieces in order. IndexError outside [0, num_workers)."""
@@ -118,6 +122,7 @@ class DecodeGraph:
         rotate_appended: bool,
         live_batch: bool,
         dependent_launch: bool,
+        batch_invariant: bool = False,
     ) -> None: ...
     def replay(self, live_batch: int | None = None, *, num_pages: int | None = None) -> None:
         """Launches the step on the current stream; does not synchronise.
@@ -193,6 +198,7 @@ def decode(
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     workspace: torch.Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 def decode_block_table(
     q: torch.Tensor,
@@ -266,6 +272,7 @@ def schedule(
     pos_encoding_mode: int = 0,
     num_sms: int = 132,
     device: int | str | None = None,
+    batch_invariant: bool = False,
 ) -> Schedule:
     """The partition of this page table: for `device`, a CUDA device's number or "cpu"; by default
     for an H200 with `num_sms` SMs.
@@ -316,8 +323,15 @@ def workspace_bytes(
     dtype: torch.dtype | str = "bfloat16",
     pos_encoding_mode: int = 0,
     device: int | str | None = None,
+    batch_invariant: bool = False,
+    batch: int | None = None,
+    num_indices: int | None = None,
 ) -> int:
-    """Bytes of a caller's workspace on CUDA device `device`, whatever the batch; None: an H200."""
+    """Bytes of a caller's workspace on CUDA device `device`, whatever the batch; None: an H200.
+
+    With batch_invariant, for page tables of at most `batch` requests and `num_indices` elements of
+    page_indices, which must be given then.
+    """
 
 def validate_page_table(
     page_indptr: torch.Tensor,

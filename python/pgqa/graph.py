@@ -50,6 +50,7 @@ class DecodeGraph(_Native):
     live_batch: whether `replay` takes a live batch, which costs one small kernel a step.
     dependent_launch: kernels of a step begin before the one before has ended (programmatic dependent launch, compute
     capability 9.0), as far as they read nothing of it; the results are the same.
+    batch_invariant: as for `pgqa.decode`. The workspace is for max_pages entries: `rebind` takes no more of them.
 
     The constructor runs the step once on the current stream for no live request (outputs become 0, LSE -inf) and
     captures it on a stream of its own; no other thread has to wait. Replays on a stream other than that one must be
@@ -77,6 +78,7 @@ class DecodeGraph(_Native):
         rotate_appended: bool = False,
         live_batch: bool = True,
         dependent_launch: bool = True,
+        batch_invariant: bool = False,
         q: LayerTensors | None = None,
         page_indptr: torch.Tensor | None = None,
         page_indices: torch.Tensor | None = None,
@@ -111,7 +113,7 @@ class DecodeGraph(_Native):
             window_left=list(window_left) if isinstance(window_left, Sequence) else [window_left] * layers,
             logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale,
             rope_theta=rope_theta, return_lse=return_lse, append=append, rotate_appended=rotate_appended,
-            live_batch=live_batch, dependent_launch=dependent_launch,
+            live_batch=live_batch, dependent_launch=dependent_launch, batch_invariant=batch_invariant,
         )  # fmt: skip
 
     def rebind(

@@ -4,12 +4,14 @@ The first six arguments of those that decode are the tensors of `pgqa.decode`, t
 the scalars and their defaults are those of `pgqa.decode` too, and so are stream, synchronisation and errors.
 
 decode(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left=-1,
-       logits_soft_cap=0.0, pos_encoding_mode=0, rope_scale=1.0, rope_theta=10000.0) -> Tensor
+       logits_soft_cap=0.0, pos_encoding_mode=0, rope_scale=1.0, rope_theta=10000.0,
+       batch_invariant=False) -> Tensor
     A fresh tensor [batch, query_heads, head_dim] of q's dtype.
 decode_with_lse(the same arguments) -> (Tensor, Tensor)
     With it the natural-log LSE, float32 [batch, query_heads].
 decode_out(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, out, lse=None,
-           window_left=-1, logits_soft_cap=0.0, pos_encoding_mode=0, rope_scale=1.0, rope_theta=10000.0) -> ()
+           window_left=-1, logits_soft_cap=0.0, pos_encoding_mode=0, rope_scale=1.0, rope_theta=10000.0,
+           batch_invariant=False) -> ()
     Writes `out`, contiguous, of q's shape and dtype, and where given `lse`, contiguous float32 [batch, query_heads],
     natural log; neither may share memory with an input. Allocates no tensor, but a workspace while torch captures a
     graph.

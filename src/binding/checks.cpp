@@ -141,6 +141,7 @@ void ReadShape(const DecodeCall& call, AttentionShape* shape, Faults* faults) {
   shape->page_size = ReadInt32("k_cache", call.k_cache.size(1), faults);
   shape->num_kv_heads = ReadInt32("k_cache", call.k_cache.size(2), faults);
   shape->pos_encoding = call.pos_encoding_mode == 1 ? PosEncoding::kRopeLlama : PosEncoding::kNone;
+  shape->batch_invariant = call.batch_invariant;
   const std::vector<std::string> more =
       ShapeFaults(*shape, call.q.is_cuda() ? Backend::kGpu : Backend::kCpu);
   faults->insert(faults->end(), more.begin(), more.end());

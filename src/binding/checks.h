@@ -30,6 +30,7 @@ struct DecodeCall {
   std::optional<at::Tensor> out;
   std::optional<at::Tensor> lse;  // where to write it; none: a fresh tensor if return_lse
   bool return_lse = false;
+  bool batch_invariant = false;
   std::optional<at::Tensor> workspace;
 };
 

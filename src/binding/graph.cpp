@@ -153,7 +153,7 @@ std::unique_ptr<TensorGraph> MakeGraph(const py::dict& tensors, Object num_query
                                        Object pos_encoding_mode, Object rope_scale,
                                        Object rope_theta, Object return_lse, Object append,
                                        Object rotate_appended, Object live_batch,
-                                       Object dependent_launch) {
+                                       Object dependent_launch, Object batch_invariant) {
   GraphRequest request;
   request.num_query_heads = ToInt("num_query_heads", num_query_heads);
   request.max_batch = ToInt("max_batch", max_batch);
@@ -175,6 +175,7 @@ std::unique_ptr<TensorGraph> MakeGraph(const py::dict& tensors, Object num_query
   request.rotate_appended = ToBool("rotate_appended", rotate_appended);
   request.live_batch = ToBool("live_batch", live_batch);
   request.dependent_launch = ToBool("dependent_launch", dependent_launch);
+  request.batch_invariant = ToBool("batch_invariant", batch_invariant);
   GraphTensors given;
   SetTensors(tensors, &given);
   if (request.IsCsr() && given.page_indices.defined() &&
@@ -227,7 +228,8 @@ void DefineGraph(py::module_& m) {
            py::arg("new_tokens"), py::arg("sm_scale"), py::arg("window_left"),
            py::arg("logits_soft_cap"), py::arg("pos_encoding_mode"), py::arg("rope_scale"),
            py::arg("rope_theta"), py::arg("return_lse"), py::arg("append"),
-           py::arg("rotate_appended"), py::arg("live_batch"), py::arg("dependent_launch"))
+           py::arg("rotate_appended"), py::arg("live_batch"), py::arg("dependent_launch"),
+           py::arg("batch_invariant") = false)
       .def("replay", &TensorGraph::Replay, py::arg("live_batch") = py::none(), py::kw_only(),
            py::arg("num_pages") = py::none(),
            "Launches the step on the current stream, where it is being captured into that capture; "

@@ -102,6 +102,7 @@ DecodeCall DecodeCallOf(const GraphRequest& request, const GraphTensors& t, size
   call.rope_theta = request.rope_theta;
   call.out = t.out[layer];
   call.return_lse = request.return_lse;
+  call.batch_invariant = request.batch_invariant;
   if (request.return_lse) call.lse = t.lse[layer];
   return call;
 }

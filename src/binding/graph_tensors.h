@@ -72,6 +72,7 @@ struct GraphRequest {
   bool rotate_appended = false;
   bool live_batch = true;
   bool dependent_launch = true;
+  bool batch_invariant = false;
 
   bool IsCsr() const { return max_columns == GraphSpec::kCsr; }
 };

@@ -103,10 +103,24 @@ LaunchPlan PlanFor(const AttentionShape& shape, const py::object& device, int32_
 
 int64_t WorkspaceBytes(int32_t num_query_heads, int32_t num_kv_heads, int32_t head_dim,
                        int32_t page_size, const py::object& dtype, int pos_encoding_mode,
-                       const py::object& device) {
-  const AttentionShape shape =
+                       const py::object& device, bool batch_invariant, const py::object& batch,
+                       const py::object& num_indices) {
+  AttentionShape shape =
       MakeShape(num_query_heads, num_kv_heads, head_dim, page_size, dtype, pos_encoding_mode);
-  return PlanFor(shape, device, kDefaultSms).workspace_bytes;
+  shape.batch_invariant = batch_invariant;
+  const auto count = [batch_invariant](const char* name, const py::object& object, int64_t most) {
+    if (!batch_invariant && object.is_none()) return int64_t{0};
+    if (object.is_none())
+      ThrowValueError(FaultText(name, "None", "the table's with batch_invariant"));
+    const int64_t value = ToInt(name, object);
+    if (value < 0 || value > most)
+      ThrowValueError(FaultText(name, std::to_string(value), "0 to " + std::to_string(most)));
+    return value;
+  };
+  const LaunchPlan plan = PlanFor(shape, device, kDefaultSms);
+  const auto requests = static_cast<int32_t>(count("batch", batch, INT32_MAX));
+  return ValueOrThrow(WorkspaceFor(plan, requests, count("num_indices", num_indices, INT64_MAX)))
+      .bytes;
 }
 
 // A host copy of an index tensor; waits for the device where it lies on one.
@@ -137,14 +151,16 @@ PageTableView HostTable(const at::Tensor& indptr, const at::Tensor& last_page_le
 Schedule MakeSchedule(const py::object& page_indptr, const py::object& last_page_len,
                       int32_t num_query_heads, int32_t num_kv_heads, int32_t head_dim,
                       int32_t page_size, const py::object& dtype, int32_t window_left,
-                      int pos_encoding_mode, int32_t num_sms, const py::object& device) {
+                      int pos_encoding_mode, int32_t num_sms, const py::object& device,
+                      bool batch_invariant) {
   const at::Tensor indptr = ToHost("page_indptr", page_indptr);
   const at::Tensor last = ToHost("last_page_len", last_page_len);
-  const AttentionShape shape =
+  AttentionShape shape =
       MakeShape(num_query_heads, num_kv_heads, head_dim, page_size, dtype, pos_encoding_mode);
+  shape.batch_invariant = batch_invariant;
   const LaunchPlan plan = PlanFor(shape, device, num_sms);
-  return ValueOrThrow(
-      Schedule::Make(plan.partition, HostTable(indptr, last, page_size), window_left));
+  return ValueOrThrow(Schedule::Make(plan.partition, HostTable(indptr, last, page_size),
+                                     window_left, plan.segment_tokens));
 }
 
 void ValidateTable(const py::object& page_indptr, const py::object& page_indices,
@@ -178,13 +194,14 @@ Schedule MakeBlockTableSchedule(const py::object& block_table, const py::object&
                                 const py::object& new_tokens, int32_t num_query_heads,
                                 int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
                                 const py::object& dtype, int32_t window_left, int pos_encoding_mode,
-                                int32_t num_sms, const py::object& device) {
+                                int32_t num_sms, const py::object& device, bool batch_invariant) {
   const TableTensors table = ToHostLengths(block_table, seq_lens, new_tokens);
-  const AttentionShape shape =
+  AttentionShape shape =
       MakeShape(num_query_heads, num_kv_heads, head_dim, page_size, dtype, pos_encoding_mode);
+  shape.batch_invariant = batch_invariant;
   const LaunchPlan plan = PlanFor(shape, device, num_sms);
-  return ValueOrThrow(
-      Schedule::Make(plan.partition, TableOf(table, /*num_pages=*/0, page_size), window_left));
+  return ValueOrThrow(Schedule::Make(plan.partition, TableOf(table, /*num_pages=*/0, page_size),
+                                     window_left, plan.segment_tokens));
 }
 
 void ValidateBlockTable(const py::object& block_table, const py::object& seq_lens,
@@ -229,6 +246,8 @@ void DefineSchedule(py::module_& m) {
                              [](const Schedule& s) { return s.partition().heads_per_worker; })
       .def_property_readonly("tile_tokens",
                              [](const Schedule& s) { return s.partition().tile_tokens; })
+      .def_property_readonly("segment_tokens",
+                             [](const Schedule& s) { return s.partition().segment_tokens; })
       .def_property_readonly("active_workers_per_axis",
                              [](const Schedule& s) { return s.partition().active_workers; });
   // What both schedules take by name, in this order.
@@ -236,7 +255,8 @@ void DefineSchedule(py::module_& m) {
     m.def(name, function, table..., py::arg("num_query_heads"), py::arg("num_kv_heads"),
           py::arg("head_dim"), py::arg("page_size"), py::arg("dtype") = "bfloat16",
           py::arg("window_left") = -1, py::arg("pos_encoding_mode") = 0,
-          py::arg("num_sms") = kDefaultSms, py::arg("device") = py::none());
+          py::arg("num_sms") = kDefaultSms, py::arg("device") = py::none(),
+          py::arg("batch_invariant") = false);
   };
   define("schedule", &MakeSchedule, py::arg("page_indptr"), py::arg("last_page_len"),
          py::kw_only());
@@ -267,7 +287,8 @@ void DefineInspection(py::module_& m) {
   m.def("workspace_bytes", &WorkspaceBytes, py::kw_only(), py::arg("num_query_heads"),
         py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("page_size") = 16,
         py::arg("dtype") = "bfloat16", py::arg("pos_encoding_mode") = 0,
-        py::arg("device") = py::none());
+        py::arg("device") = py::none(), py::arg("batch_invariant") = false,
+        py::arg("batch") = py::none(), py::arg("num_indices") = py::none());
   m.def("validate_page_table", &ValidateTable, py::arg("page_indptr"), py::arg("page_indices"),
         py::arg("last_page_len"), py::arg("num_pages"), py::arg("page_size"));
   m.def("validate_block_table", &ValidateBlockTable, py::arg("block_table"), py::arg("seq_lens"),

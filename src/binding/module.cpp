@@ -27,10 +27,12 @@ namespace {
 namespace py = pybind11;
 using Object = const py::object&;
 
-py::object Run(DecodeCall call, Object out, Object return_lse, Object workspace) {
+py::object Run(DecodeCall call, Object out, Object return_lse, Object workspace,
+               Object batch_invariant) {
   call.out = ToOptionalTensor("out", out);
   call.return_lse = ToBool("return_lse", return_lse);
   call.workspace = ToOptionalTensor("workspace", workspace);
+  call.batch_invariant = ToBool("batch_invariant", batch_invariant);
   at::Tensor result;
   at::Tensor lse;
   ThrowIfError(RunCall(call, &result, &lse));
@@ -42,21 +44,22 @@ py::object Run(DecodeCall call, Object out, Object return_lse, Object workspace)
 py::object Decode(Object q, Object k_cache, Object v_cache, Object page_indptr, Object page_indices,
                   Object last_page_len, Object sm_scale, Object window_left, Object logits_soft_cap,
                   Object pos_encoding_mode, Object rope_scale, Object rope_theta, Object out,
-                  Object return_lse, Object workspace) {
+                  Object return_lse, Object workspace, Object batch_invariant) {
   return Run(
       ReadCall(q, k_cache, v_cache, ReadCsr(page_indptr, page_indices, last_page_len), sm_scale,
                window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
-      out, return_lse, workspace);
+      out, return_lse, workspace, batch_invariant);
 }
 
 py::object DecodeBlockTable(Object q, Object k_cache, Object v_cache, Object block_table,
                             Object seq_lens, Object sm_scale, Object new_tokens, Object window_left,
                             Object logits_soft_cap, Object pos_encoding_mode, Object rope_scale,
-                            Object rope_theta, Object out, Object return_lse, Object workspace) {
+                            Object rope_theta, Object out, Object return_lse, Object workspace,
+                            Object batch_invariant) {
   return Run(
       ReadCall(q, k_cache, v_cache, ReadBlockTable(block_table, seq_lens, new_tokens), sm_scale,
                window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
-      out, return_lse, workspace);
+      out, return_lse, workspace, batch_invariant);
 }
 
 std::vector<std::string> CheckDecode(Object q, Object k_cache, Object v_cache, Object page_indptr,
@@ -114,14 +117,15 @@ PYBIND11_MODULE(_pgqa, m) {
   const auto out = py::arg("out") = py::none();
   const auto return_lse = py::arg("return_lse") = false;
   const auto workspace = py::arg("workspace") = py::none();
+  const auto batch_invariant = py::arg("batch_invariant") = false;
   m.def("decode", &Decode, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"),
         py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
         py::arg("sm_scale"), window_left, soft_cap, pos_encoding, rope_scale, rope_theta, out,
-        return_lse, workspace);
+        return_lse, workspace, batch_invariant);
   m.def("decode_block_table", &DecodeBlockTable, py::arg("q"), py::arg("k_cache"),
         py::arg("v_cache"), py::arg("block_table"), py::arg("seq_lens"), py::arg("sm_scale"),
         py::arg("new_tokens") = 0, window_left, soft_cap, pos_encoding, rope_scale, rope_theta, out,
-        return_lse, workspace);
+        return_lse, workspace, batch_invariant);
   m.def("check_decode", &CheckDecode, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"),
         py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
         py::arg("sm_scale") = py::none(), window_left, soft_cap, pos_encoding, rope_scale,

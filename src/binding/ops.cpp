@@ -26,7 +26,7 @@ constexpr char kInputs[] =
     "Tensor last_page_len, float? sm_scale";
 constexpr char kOptions[] =
     "int window_left=-1, float logits_soft_cap=0.0, int pos_encoding_mode=0, "
-    "float rope_scale=1.0, float rope_theta=10000.0";
+    "float rope_scale=1.0, float rope_theta=10000.0, bool batch_invariant=False";
 constexpr char kAppendSchema[] =
     "append_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor page_indptr, "
     "Tensor page_indices, Tensor last_page_len, Tensor? q=None, Tensor(c!)? q_out=None, "
@@ -46,7 +46,7 @@ void Run(const DecodeCall& call, at::Tensor* out, at::Tensor* lse) {
 DecodeCall MakeCall(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_indptr,
                     Tensor page_indices, Tensor last_page_len, Scale sm_scale, int64_t window_left,
                     double logits_soft_cap, int64_t pos_encoding_mode, double rope_scale,
-                    double rope_theta) {
+                    double rope_theta, bool batch_invariant) {
   DecodeCall call;
   call.q = q;
   call.k_cache = k_cache;
@@ -58,6 +58,7 @@ DecodeCall MakeCall(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_indptr
   call.pos_encoding_mode = pos_encoding_mode;
   call.rope_scale = rope_scale;
   call.rope_theta = rope_theta;
+  call.batch_invariant = batch_invariant;
   return call;
 }
 
@@ -66,10 +67,10 @@ std::tuple<at::Tensor, at::Tensor> DecodeWithLse(Tensor q, Tensor k_cache, Tenso
                                                  Tensor last_page_len, Scale sm_scale,
                                                  int64_t window_left, double logits_soft_cap,
                                                  int64_t pos_encoding_mode, double rope_scale,
-                                                 double rope_theta) {
+                                                 double rope_theta, bool batch_invariant) {
   DecodeCall call =
       MakeCall(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,
-               logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta);
+               logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta, batch_invariant);
   call.return_lse = true;
   at::Tensor out;
   at::Tensor lse;
@@ -79,11 +80,12 @@ std::tuple<at::Tensor, at::Tensor> DecodeWithLse(Tensor q, Tensor k_cache, Tenso
 
 at::Tensor Decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_indptr, Tensor page_indices,
                   Tensor last_page_len, Scale sm_scale, int64_t window_left, double logits_soft_cap,
-                  int64_t pos_encoding_mode, double rope_scale, double rope_theta) {
+                  int64_t pos_encoding_mode, double rope_scale, double rope_theta,
+                  bool batch_invariant) {
   at::Tensor out;
   at::Tensor no_lse;
   Run(MakeCall(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,
-               logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
+               logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta, batch_invariant),
       &out, &no_lse);
   return out;
 }
@@ -91,10 +93,10 @@ at::Tensor Decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_indptr, 
 void DecodeOut(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_indptr, Tensor page_indices,
                Tensor last_page_len, Scale sm_scale, Tensor out, OptionalTensor lse,
                int64_t window_left, double logits_soft_cap, int64_t pos_encoding_mode,
-               double rope_scale, double rope_theta) {
+               double rope_scale, double rope_theta, bool batch_invariant) {
   DecodeCall call =
       MakeCall(q, k_cache, v_cache, page_indptr, page_indices, last_page_len, sm_scale, window_left,
-               logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta);
+               logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta, batch_invariant);
   call.out = out;
   call.lse = lse;
   call.return_lse = lse.has_value();

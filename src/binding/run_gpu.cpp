@@ -18,11 +18,11 @@ namespace pgqa::binding {
 namespace {
 
 // Everything that a plan depends on; the batch is not among it.
-using PlanKey = std::tuple<int, int32_t, int32_t, int32_t, int32_t, DType, PosEncoding>;
+using PlanKey = std::tuple<int, int32_t, int32_t, int32_t, int32_t, DType, PosEncoding, bool>;
 
 PlanKey KeyOf(const AttentionShape& s, int device) {
   return {device,      s.num_query_heads, s.num_kv_heads, s.head_dim,
-          s.page_size, s.dtype,           s.pos_encoding};
+          s.page_size, s.dtype,           s.pos_encoding, s.batch_invariant};
 }
 
 // Never destroyed: calls may still run while the process ends.
@@ -81,12 +81,15 @@ absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
   const c10::cuda::OptionalCUDAGuard guard(device);
   const absl::StatusOr<const LaunchPlan*> plan = CachedPlan(shape, device.index());
   if (!plan.ok()) return plan.status();
+  const absl::StatusOr<WorkspaceLayout> layout =
+      WorkspaceFor(**plan, shape.batch, TableOf(call).NumEntries());
+  if (!layout.ok()) return layout.status();
   if (call.workspace.has_value()) {
     const auto bytes = static_cast<int64_t>(call.workspace->nbytes());
-    if (bytes < (*plan)->workspace_bytes) {
+    if (bytes < layout->bytes) {
       return absl::InvalidArgumentError("workspace: got " + std::to_string(bytes) +
                                         " bytes, expected at least " +
-                                        std::to_string((*plan)->workspace_bytes));
+                                        std::to_string(layout->bytes));
     }
   }
   if (!out->defined())
@@ -103,10 +106,10 @@ absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
     // From the pool of the graph that torch captures: it lives as long as the graph, and what else the graph puts
     // there does no harm. Other captures have to bring a workspace.
     const at::Tensor workspace =
-        at::detail::empty_cuda({(*plan)->workspace_bytes}, at::kByte, device, std::nullopt);
+        at::detail::empty_cuda({layout->bytes}, at::kByte, device, std::nullopt);
     return Decode(**plan, args, ViewOf(workspace), stream);
   }
-  return Pool().Run((*plan)->workspace_bytes, stream,
+  return Pool().Run(layout->bytes, stream,
                     [&](const WorkspaceView& view) { return Decode(**plan, args, view, stream); });
 }
 

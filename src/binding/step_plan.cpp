@@ -137,7 +137,7 @@ class TensorPlan : public PlannedCall {
       const c10::cuda::OptionalCUDAGuard guard(device);
       const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
       const StepPlanArgs args{TableOf(step()->table, 0, step()->shape.page_size),
-                              step()->window_left, step()->StepPlan()};
+                              step()->window_left, step()->StepPlan(), step()->CallWorkspace()};
       ThrowIfError(PlanStep(step()->plan, args, stream.stream()));
     }
 #endif
@@ -209,8 +209,8 @@ void DefineStepPlan(py::module_& m) {
       "The calls of a decode step, planned once a step for all layers that share the page table "
       "and the window.\n\nTakes the arguments of pgqa.decode, for the first layer; bind() adds the "
       "others. After the table has been rewritten in place, plan() has to come before the next "
-      "run() of any of them: behind an older plan a run may never end, or write outside its "
-      "outputs. May be captured in a CUDA graph, which must not outlive the plan. The "
+      "run() of any of them: behind an older plan outputs are undefined, until the next plan(). "
+      "May be captured in a CUDA graph, which must not outlive the plan. The "
       "calls share a workspace: they run one after another, on one stream or ordered streams.")
       .def(py::init(&MakePlan), py::arg("q"), py::arg("k_cache"), py::arg("v_cache"),
            py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),

@@ -11,6 +11,7 @@
 #include "cuda/merge.cuh"
 #include "cuda/rope.cuh"
 #include "cuda/scores.cuh"
+#include "cuda/share_walk.cuh"
 #include "cuda/stage_loader.cuh"
 
 namespace pgqa {
@@ -123,7 +124,7 @@ class PieceComputer {
   // Finds the slots of the piece's partials, which is slow, ahead of their use.
   __device__ __forceinline__ void FindSlots() {
     if (knows_slots_ || piece_.IsWhole()) return;
-    const PieceSlots slots = SlotsOf(plan_.partition, plan_.axis, piece_);
+    const PieceSlots slots = PieceSlotsOf<Traits>(plan_, piece_);
     knows_slots_ = true;
     if (threadIdx.x % kWarpSize != 0) return;
     OwnScratch()->slots = slots;
@@ -169,7 +170,7 @@ class PieceComputer {
 
   // This warp's counter of a request's partials.
   __device__ __forceinline__ uint64_t* CounterOf(const PieceSlots& slots) const {
-    return params_.counters + slots.first_worker * layout_.num_warps + Warp();
+    return params_.counters + CounterBlock<Traits>(slots) * layout_.num_warps + Warp();
   }
 
   struct HeadRange {
@@ -198,7 +199,7 @@ class PieceComputer {
     const uint32_t head_floats = params_.partial_rows * Traits::kTile.PartialFloats();
     const uint32_t slot_floats = heads * head_floats;
     const uint32_t slot = slots.first_slot;
-    const uint32_t index = plan_.worker - slots.first_worker;
+    const uint32_t index = PartialIndex<Traits>(plan_, piece_, slots);
     target.num_pieces = slots.num_pieces;
     target.slot_bytes = slot_floats * 4;
     target.first_partials =
@@ -234,8 +235,9 @@ __device__ __forceinline__ void StreamShare(const AttentionParams& params,
                                             PieceComputer<Traits>& computer, Frame<Traits>& frame) {
   constexpr int32_t kFirstIssued = Traits::kTile.num_stages;
   constexpr int32_t kFirstComputed = 2 * kFirstIssued;
+  static_assert(Traits::kTile.frame_stages <= kFirstComputed);  // what Prepare() may be told
   constexpr bool kMergesApart = Traits::kTile.merge_area != MergeArea::kStage;
-  const auto num_tiles = plan.share.end - plan.share.begin;
+  auto num_tiles = plan.share.end - plan.share.begin;
 #pragma unroll 1
   for (typename Traits::Index step = 0; step < num_tiles + kFirstComputed; ++step) {
     if (step >= kFirstIssued) {
@@ -247,6 +249,7 @@ __device__ __forceinline__ void StreamShare(const AttentionParams& params,
       loader.Issue();
     }
     loader.Fetch();
+    if constexpr (Traits::kBatchInvariant) num_tiles = loader.NumFetched();
     if (kMergesApart && step >= kFirstComputed) computer.FinishIfDue(nullptr);
     if (step == kFirstComputed - 1) {
       computer.FindSlots();
@@ -277,19 +280,6 @@ __device__ __forceinline__ void PrefetchPageIds(const AttentionParams& params) {
   if (first < params.prefetch_end) ptx::PrefetchToL2(params.table.indices + first);
 }
 
-// The plan of the CTA's worker, made here or once for the layers of a step.
-template <class Index>
-__device__ __forceinline__ WorkerPlan<Index> GetPlan(const AttentionParams& params, void* scratch,
-                                                     RowWindow<Index>* rows) {
-  if (PGQA_LIKELY(params.step_plan == nullptr)) {
-    return PlanWorker(params.partition, params.axis_cuts, params.table, params.window_left, scratch,
-                      rows);
-  }
-  const WorkerPlan<Index> plan = *StepRecord<Index>(params.step_plan);
-  rows->Load(params.table, plan.start.request);
-  return plan;
-}
-
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kMaxThreads, 1)
     AttentionKernel(const __grid_constant__ AttentionParams params) {
@@ -303,7 +293,7 @@ __global__ void __launch_bounds__(Traits::kMaxThreads, 1)
   RowWindow<typename Traits::Index> rows;
   rows.Load(params.table, 0);
   Frame<Traits> frame(params);
-  const auto plan = GetPlan(params, shared, &rows);
+  const auto plan = PlanShare<Traits>(params, shared, &rows);
   if (params.dependence == Dependence::kTensors) ptx::WaitForPrecedingGrid();
   const WarpRole role = RoleOf(warp, layout.num_warps, plan.partition.heads_per_worker);
   StageLoader<Traits> loader(params, plan, rows, role, layout.Ring(warp), layout.Scratch(warp));

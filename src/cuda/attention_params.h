@@ -71,10 +71,13 @@ struct AttentionParams {
   int32_t partial_rows = 0;  // rows stored a partial
   RopeParams rope;
 
-  float* partials = nullptr;     // [slots, heads a worker, partial_rows, padded head_dim + 4]
-  uint64_t* counters = nullptr;  // [workers, warps]; see arrival.cuh
-  char* out = nullptr;           // [batch, query_heads, head_dim], contiguous
-  float* lse = nullptr;          // [batch, query_heads], natural log; may be null
+  float* partials = nullptr;  // [slots, heads a worker, partial_rows, padded head_dim + 4]
+  uint64_t* counters =
+      nullptr;           // [workers, or slots of the batch-invariant mode, warps]; see arrival.cuh
+  char* out = nullptr;   // [batch, query_heads, head_dim], contiguous
+  float* lse = nullptr;  // [batch, query_heads], natural log; may be null
+
+  int32_t segment_tokens = 0;  // of the batch-invariant kernels
 };
 
 }  // namespace pgqa

@@ -50,15 +50,17 @@ absl::Status CheckArgs(const LaunchPlan& plan, const DecodeArgs& args) {
   }
   if (absl::Status s = CheckTable(plan, args.table); !s.ok()) return s;
   if (absl::Status s = CheckPointer("step_plan", args.step_plan, false); !s.ok()) return s;
+  if (args.step_plan != nullptr && plan.segment_tokens != 0)
+    return FaultStatus("step_plan", "an address", "null with batch_invariant");
   return ValidateOptions(args.options);
 }
 
-absl::Status CheckWorkspace(const LaunchPlan& plan, const WorkspaceView& workspace) {
-  if (workspace.bytes < plan.workspace_bytes) {
+absl::Status CheckWorkspace(const WorkspaceLayout& layout, const WorkspaceView& workspace) {
+  if (workspace.bytes < layout.bytes) {
     return FaultStatus("workspace", absl::StrCat(workspace.bytes, " bytes"),
-                       absl::StrCat("at least ", plan.workspace_bytes));
+                       absl::StrCat("at least ", layout.bytes));
   }
-  return CheckPointer("workspace", workspace.data, plan.workspace_bytes > 0);
+  return CheckPointer("workspace", workspace.data, layout.bytes > 0);
 }
 
 CacheStrides InBytes(const CacheStrides& s) {
@@ -66,7 +68,7 @@ CacheStrides InBytes(const CacheStrides& s) {
 }
 
 AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
-                           const WorkspaceView& workspace) {
+                           const WorkspaceLayout& layout, const WorkspaceView& workspace) {
   const AttentionOptions& options = args.options;
   AttentionParams p;
   p.q = static_cast<const char*>(args.q);
@@ -75,7 +77,7 @@ AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
   p.out = static_cast<char*>(args.out);
   p.lse = args.lse;
   p.counters = static_cast<uint64_t*>(workspace.data);
-  p.partials = reinterpret_cast<float*>(static_cast<char*>(workspace.data) + plan.counter_bytes);
+  p.partials = reinterpret_cast<float*>(static_cast<char*>(workspace.data) + layout.counter_bytes);
   p.q_batch_stride = args.q_batch_stride * kElementBytes;
   p.q_head_stride = args.q_head_stride * kElementBytes;
   p.k_strides = InBytes(args.k_strides);
@@ -88,6 +90,7 @@ AttentionParams MakeParams(const LaunchPlan& plan, const DecodeArgs& args,
   p.step_plan = args.step_plan;
   p.partition = plan.partition;
   p.axis_cuts = CutAxes(plan.partition);
+  p.segment_tokens = plan.segment_tokens;
   p.num_query_heads = plan.shape.num_query_heads;
   p.group = plan.shape.GroupSize();
   p.head_dim = plan.shape.head_dim;
@@ -132,8 +135,11 @@ absl::Status Decode(const LaunchPlan& plan, const DecodeArgs& args, const Worksp
   if (args.table.batch == 0) return absl::OkStatus();
   if (absl::Status s = CheckBatch(plan, args.table.batch); !s.ok()) return s;
   if (absl::Status s = CheckArgs(plan, args); !s.ok()) return s;
-  if (absl::Status s = CheckWorkspace(plan, workspace); !s.ok()) return s;
-  return CudaStatus(Launch(plan, MakeParams(plan, args, workspace), stream),
+  const absl::StatusOr<WorkspaceLayout> layout =
+      WorkspaceFor(plan, args.table.batch, args.table.NumEntries());
+  if (!layout.ok()) return layout.status();
+  if (absl::Status s = CheckWorkspace(*layout, workspace); !s.ok()) return s;
+  return CudaStatus(Launch(plan, MakeParams(plan, args, *layout, workspace), stream),
                     "attention kernel launch");
 }
 

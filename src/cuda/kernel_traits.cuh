@@ -36,6 +36,14 @@ struct TileTraits {
 template <class Tile, class IndexType>
 struct KernelTraits : Tile {
   using Index = IndexType;
+  static constexpr bool kBatchInvariant = false;
+};
+
+// Of the kernels whose pieces are segments.
+template <class Tile>
+struct InvariantTraits : Tile {
+  using Index = int64_t;
+  static constexpr bool kBatchInvariant = true;
 };
 
 }  // namespace pgqa

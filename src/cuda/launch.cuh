@@ -24,6 +24,7 @@ cudaError_t LaunchKernel(const LaunchPlan& plan, const AttentionParams& params,
 template <class Tile>
 cudaError_t LaunchIndex(const LaunchPlan& plan, const AttentionParams& params,
                         cudaStream_t stream) {
+  if (plan.segment_tokens != 0) return LaunchKernel<InvariantTraits<Tile>>(plan, params, stream);
   return FitsInt32(params.partition, params.table)
              ? LaunchKernel<KernelTraits<Tile, int32_t>>(plan, params, stream)
              : LaunchKernel<KernelTraits<Tile, int64_t>>(plan, params, stream);

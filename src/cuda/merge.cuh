@@ -4,7 +4,7 @@
 // A team is the warps of a CTA that share a head. Everything merges in index order, so the bits do not depend
 // on timing. Of each eight rows a warp merges rank, rank + team_size, ... in every worker alike, so that it waits
 // for the same warp of the other workers alone: the counters of a split request, one a warp, belong to the worker of
-// its first piece.
+// its first piece, or to its first slot where pieces are segments.
 #pragma once
 
 #include <cstdint>
@@ -92,7 +92,7 @@ __device__ __forceinline__ bool ArriveLast(const TeamTarget& target) {
 }
 
 // Merges this warp's rows of a split request, in slot order. With one axis a head group of 8, a request of any
-// length has 16 slots at most.
+// length has 16 slots at most; in segments as many as it has of them.
 template <class Traits>
 __device__ __forceinline__ void MergeSlots(const AttentionParams& params, const WarpRole& role,
                                            const TeamTarget& target) {

@@ -22,13 +22,13 @@ __device__ __forceinline__ void CopyAsync(uint32_t dst, const void* src, int32_t
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
-                     dst),
-                 "l"(src), "r"(valid_bytes), "l"(policy));
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(dst),
+        "l"(src), "r"(valid_bytes), "l"(policy));
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], 8, %2, %3;" ::"r"(
-                     dst),
-                 "l"(src), "r"(valid_bytes), "l"(policy));
+    asm volatile(
+        "cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], 8, %2, %3;" ::"r"(dst),
+        "l"(src), "r"(valid_bytes), "l"(policy));
   }
 }
 

@@ -8,6 +8,7 @@
 #include "cuda/device_planner.cuh"
 #include "cuda/kernel_traits.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/share_walk.cuh"
 
 namespace pgqa {
 
@@ -93,7 +94,7 @@ class StageLoader {
         ring_(ring),
         scratch_(scratch),
         lane_(threadIdx.x % kWarpSize),
-        unissued_tiles_(plan.share.end - plan.share.begin),
+        share_tiles_(plan),
         k_base_(params.k_cache + lane_ % kColumns * 16),
         v_base_(params.v_cache + lane_ % kColumns * 16) {
     tile_pages_ = params.page_divisor.Divide(tile_tokens_);
@@ -113,8 +114,8 @@ class StageLoader {
 
   // Copies the stage whose page ids have arrived into the place of the oldest stage.
   __device__ __forceinline__ void Issue() {
-    if (unissued_tiles_ == 0) return;
-    --unissued_tiles_;
+    if (share_tiles_.AllIssued()) return;
+    share_tiles_.CountIssued();
     __syncwarp();  // the place and the row offsets are free
     const int32_t page_id = scratch_->rows[stage_].page_ids[Row()];
     const bool is_live = params_.table.IsPage(page_id);
@@ -137,10 +138,15 @@ class StageLoader {
       FetchPages();
     } else if (StartPiece()) {
       FetchPages();
+    } else if (lane_ < kStageTokens) {
+      scratch_->rows[stage_].page_ids[lane_] = -1;
     }
     ptx::CommitCopies();
     if (++stage_ == kTile.num_stages) stage_ = 0;
   }
+
+  // Tiles fetched so far, where units are segments.
+  __device__ __forceinline__ Index NumFetched() const { return share_tiles_.NumFetched(); }
 
   // Whether a piece has begun that was not popped.
   __device__ __forceinline__ bool HasPiece() const { return num_popped_ != num_pushed_; }
@@ -187,6 +193,7 @@ class StageLoader {
 
   __device__ __forceinline__ void FetchPages() {
     --tiles_left_;
+    share_tiles_.CountFetched();
     if (lane_ >= kStageTokens) return;
     StageRows* rows = &scratch_->rows[stage_];
     rows->places[lane_] = make_int2(page_offset_, head_);
@@ -261,13 +268,13 @@ class StageLoader {
   const AttentionParams& params_;
   const WarpRole role_;
   RowWindow<Index> rows_;
-  BasicPieceCursor<Index> cursor_;
+  ShareCursor<Traits> cursor_;
   const int32_t heads_per_worker_;
   const int32_t tile_tokens_;
   char* const ring_;
   WarpScratch<Traits>* const scratch_;
   const int32_t lane_;
-  Index unissued_tiles_;
+  ShareTiles<Traits> share_tiles_;
   const char* const k_base_;  // of this lane's column, page 0, token 0, head 0
   const char* const v_base_;
   const int32_t* row_ = nullptr;  // the request's entries in the page table

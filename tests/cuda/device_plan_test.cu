@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/device_planner.cuh"
+#include "cuda/segment_planner.cuh"
 #include "pgqa/schedule.h"
 #include "tests/block_table_of.h"
 #include "tests/cuda/device_memory.cuh"
@@ -40,6 +42,7 @@ __device__ WorkerRecord Widened(const WorkerPlan<Index>& plan) {
   record.partition.groups_per_axis = p.groups_per_axis;
   record.partition.workers_per_axis = p.workers_per_axis;
   record.partition.active_workers = p.active_workers;
+  record.partition.segment_tokens = p.segment_tokens;
   record.partition.tiles = p.tiles;
   record.partition.share = p.share;
   record.partition.extra = p.extra;
@@ -53,24 +56,29 @@ __device__ bool SamePlan(const WorkerRecord& a, const WorkerRecord& b) {
   const Partition& p = a.partition;
   const Partition& q = b.partition;
   return p.heads_per_worker == q.heads_per_worker && p.tile_tokens == q.tile_tokens &&
-         p.tiles == q.tiles && p.groups_per_axis == q.groups_per_axis &&
-         p.workers_per_axis == q.workers_per_axis && p.active_workers == q.active_workers &&
-         p.share == q.share && p.extra == q.extra && a.axis == b.axis &&
-         a.share.begin == b.share.begin && a.share.end == b.share.end &&
+         p.segment_tokens == q.segment_tokens && p.tiles == q.tiles &&
+         p.groups_per_axis == q.groups_per_axis && p.workers_per_axis == q.workers_per_axis &&
+         p.active_workers == q.active_workers && p.share == q.share && p.extra == q.extra &&
+         a.axis == b.axis && a.share.begin == b.share.begin && a.share.end == b.share.end &&
          a.start.request == b.start.request && a.start.request_unit == b.start.request_unit;
 }
 
-// One CTA a worker, numbered as the host numbers them. Pieces of worker w go to
+// Segments of segment_tokens where that is not 0. One CTA a worker, numbered as the host numbers them. Pieces of worker w go to
 // pieces[w * max_pieces] on; more than max_pieces are only counted.
-template <class Index>
-__global__ void PlanKernel(PartitionConfig config, AxisCuts cuts, PageTableView table,
-                           int32_t window_left, WorkerRecord* records, Piece* pieces,
-                           int32_t max_pieces) {
+template <class Index, bool kSegments>
+__global__ void PlanKernel(PartitionConfig config, AxisCuts cuts, int32_t segment_tokens,
+                           PageTableView table, int32_t window_left, WorkerRecord* records,
+                           Piece* pieces, int32_t max_pieces) {
   extern __shared__ int64_t scratch[];  // PlanScratchBytes()
   __shared__ WorkerRecord first;
   RowWindow<Index> rows;
   rows.Load(table, 0);
-  const WorkerPlan<Index> plan = PlanWorker(config, cuts, table, window_left, scratch, &rows);
+  WorkerPlan<Index> plan;
+  if constexpr (kSegments) {
+    plan = PlanSegments(config, cuts, segment_tokens, table, window_left, scratch, &rows);
+  } else {
+    plan = PlanWorker(config, cuts, table, window_left, scratch, &rows);
+  }
   WorkerRecord* record = records + plan.worker;
   if (threadIdx.x == 0) {
     first = Widened(plan);
@@ -79,7 +87,8 @@ __global__ void PlanKernel(PartitionConfig config, AxisCuts cuts, PageTableView 
   __syncthreads();
   if (!SamePlan(first, Widened(plan))) atomicAdd(&record->threads_that_differ, 1);
   if (threadIdx.x >= kWarpSize) return;
-  BasicPieceCursor<Index> cursor(plan.partition, plan.axis, plan.share, plan.start);
+  using Cursor = std::conditional_t<kSegments, BasicSegmentCursor<Index>, BasicPieceCursor<Index>>;
+  Cursor cursor(plan.partition, plan.axis, plan.share, plan.start);
   BasicPiece<Index> piece;
   int32_t count = 0;
   const auto live_of = [&](int32_t request) {
@@ -104,7 +113,7 @@ __global__ void PlanKernel(PartitionConfig config, AxisCuts cuts, PageTableView 
 std::vector<Piece> PiecesOnHost(const BatchPlan& plan, const PageTableView& table,
                                 int32_t window_left, int32_t worker) {
   std::vector<Piece> pieces;
-  PieceCursor cursor = plan.CursorOf(worker);
+  SegmentCursor cursor = plan.CursorOf(worker);
   Piece piece;
   while (cursor.Next(table, window_left, &piece)) pieces.push_back(piece);
   return pieces;
@@ -116,8 +125,9 @@ struct HostPlan {
   std::vector<std::vector<Piece>> pieces;
   size_t max_pieces = 1;  // of a worker
 
-  HostPlan(const PartitionConfig& config, const PageTableView& table, int32_t window_left)
-      : batch(PlanBatch(config, table, window_left)) {
+  HostPlan(const PartitionConfig& config, int32_t segment_tokens, const PageTableView& table,
+           int32_t window_left)
+      : batch(PlanBatch(config, table, window_left, segment_tokens)) {
     for (int32_t worker = 0; worker < config.num_workers; ++worker) {
       pieces.push_back(PiecesOnHost(batch, table, window_left, worker));
       max_pieces = std::max(max_pieces, pieces.back().size());
@@ -139,16 +149,18 @@ void ExpectSameWorker(const HostPlan& expected, int32_t worker, const WorkerReco
   for (size_t i = 0; i < wanted.size(); ++i) ASSERT_TRUE(pieces[i] == wanted[i]) << "piece " << i;
 }
 
-template <class Index>
+template <class Index, bool kSegments = false>
 void ExpectDevicePlans(const HostPlan& expected, const PartitionConfig& config,
-                       const PageTableView& device_table, int32_t window_left) {
+                       const PageTableView& device_table, int32_t window_left,
+                       int32_t segment_tokens = 0) {
   SCOPED_TRACE(::testing::Message() << 8 * sizeof(Index) << "-bit");
   const auto num_workers = static_cast<size_t>(config.num_workers);
   const DeviceArray<WorkerRecord> records(num_workers);
   const DeviceArray<Piece> pieces(num_workers * expected.max_pieces);
-  PlanKernel<Index><<<config.num_workers, kThreads, PlanScratchBytes(device_table.batch)>>>(
-      config, CutAxes(config), device_table, window_left, records.data(), pieces.data(),
-      static_cast<int32_t>(expected.max_pieces));
+  const auto kernel = PlanKernel<Index, kSegments>;
+  kernel<<<config.num_workers, kThreads, PlanScratchBytes(device_table.batch)>>>(
+      config, CutAxes(config), segment_tokens, device_table, window_left, records.data(),
+      pieces.data(), static_cast<int32_t>(expected.max_pieces));
   Check(cudaGetLastError());
   Check(cudaDeviceSynchronize());
   const std::vector<WorkerRecord> found = records.Read();
@@ -160,29 +172,37 @@ void ExpectDevicePlans(const HostPlan& expected, const PartitionConfig& config,
   }
 }
 
+// `segment_tokens` 0: tiles.
 void ExpectBothIndices(const HostPlan& expected, const PartitionConfig& config,
-                       const PageTableView& device_table, int32_t window_left) {
+                       const PageTableView& device_table, int32_t window_left,
+                       int32_t segment_tokens) {
+  if (segment_tokens != 0) {
+    ExpectDevicePlans<int64_t, true>(expected, config, device_table, window_left, segment_tokens);
+    return;
+  }
   ExpectDevicePlans<int64_t>(expected, config, device_table, window_left);
   if (FitsInt32(config, device_table))
     ExpectDevicePlans<int32_t>(expected, config, device_table, window_left);
 }
 
-void ExpectSameAsHost(const PartitionConfig& config, const HostTable& table, int32_t window_left) {
-  const HostPlan expected(config, table.View(), window_left);
+void ExpectSameAsHost(const PartitionConfig& config, const HostTable& table, int32_t window_left,
+                      int32_t segment_tokens = 0) {
+  const HostPlan expected(config, segment_tokens, table.View(), window_left);
   const DeviceArray<int32_t> indptr(table.indptr);
   const DeviceArray<int32_t> last_page_len(table.last_page_len);
   PageTableView device = table.View();
   device.indptr = indptr.data();
   device.indices = nullptr;
   device.last_page_len = last_page_len.data();
-  ExpectBothIndices(expected, config, device, window_left);
+  ExpectBothIndices(expected, config, device, window_left, segment_tokens);
 }
 
-void ExpectSameAsHost(const PartitionConfig& config, BlockTable table, int32_t window_left) {
-  const HostPlan expected(config, ViewOf(table), window_left);
+void ExpectSameAsHost(const PartitionConfig& config, BlockTable table, int32_t window_left,
+                      int32_t segment_tokens = 0) {
+  const HostPlan expected(config, segment_tokens, ViewOf(table), window_left);
   const DeviceArray<int32_t> seq_lens(std::vector(table.seq_lens, table.seq_lens + table.batch));
   table.seq_lens = seq_lens.data();
-  ExpectBothIndices(expected, config, ViewOf(table), window_left);
+  ExpectBothIndices(expected, config, ViewOf(table), window_left, segment_tokens);
 }
 
 // A batch of exactly `batch` requests, from those that RandomSource draws.
@@ -224,6 +244,9 @@ TEST_P(DevicePlanTest, RandomTablesOfOneBatchSize) {
     const testing::BlockTableArrays blocks =
         testing::BlockTableOf(table.View(), {.new_tokens = round % 2});
     ExpectSameAsHost(config, blocks.table, window_left);
+    const int32_t segment_tokens = 128 << random.In(0, 4);
+    ExpectSameAsHost(GpuConfig(8, 1), table, window_left, segment_tokens);
+    ExpectSameAsHost(GpuConfig(8, 1), blocks.table, window_left, segment_tokens);
     if (HasFatalFailure()) return;
   }
 }
@@ -241,6 +264,7 @@ TEST(DevicePlan, EmptyRequestsEverywhere) {
       lengths[live] = 70000;
       ExpectSameAsHost(GpuConfig(8, 8), TableOfLengths(lengths, 16), -1);
       ExpectSameAsHost(GpuConfig(3, 1), TableOfLengths(lengths, 1), 127);
+      ExpectSameAsHost(GpuConfig(8, 1), TableOfLengths(lengths, 16), -1, 1024);
     }
   }
 }
@@ -289,6 +313,7 @@ TEST(DevicePlan, MalformedTables) {
                             .page_size = table.page_size,
                             .new_tokens = round % 2};
     ExpectSameAsHost(random.Config(), blocks, random.Window());
+    ExpectSameAsHost(GpuConfig(8, 1), table, random.Window(), 1024);
     if (HasFatalFailure()) return;
   }
 }

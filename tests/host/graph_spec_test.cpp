@@ -37,7 +37,7 @@ struct NamedChange {
 
 std::vector<NamedChange> ShapeChanges() {
   // A new field does not compile here until it is listed below.
-  [[maybe_unused]] const auto [batch, query_heads, kv_heads, dim, page, dtype, pos] =
+  [[maybe_unused]] const auto [batch, query_heads, kv_heads, dim, page, dtype, pos, invariant] =
       AttentionShape();
   return {
       {"batch", [](GraphKey* k) { ++k->spec.shape.batch; }},
@@ -46,7 +46,8 @@ std::vector<NamedChange> ShapeChanges() {
       {"head_dim", [](GraphKey* k) { k->spec.shape.head_dim = 64; }},
       {"page_size", [](GraphKey* k) { k->spec.shape.page_size = 32; }},
       {"dtype", [](GraphKey* k) { k->spec.shape.dtype = DType::kFloat16; }},
-      {"pos_encoding", [](GraphKey* k) { k->spec.shape.pos_encoding = PosEncoding::kRopeLlama; }}};
+      {"pos_encoding", [](GraphKey* k) { k->spec.shape.pos_encoding = PosEncoding::kRopeLlama; }},
+      {"batch_invariant", [](GraphKey* k) { k->spec.shape.batch_invariant ^= true; }}};
 }
 
 std::vector<NamedChange> SpecChanges() {

@@ -52,7 +52,7 @@ TEST(GpuLaunchPlanTest, OfTheCommonShape) {
   EXPECT_EQ(plan.partition.stage_tokens, 16);
   EXPECT_EQ(plan.partition.min_tiles_per_worker, 1);
   EXPECT_EQ(plan.partition.max_heads_per_worker, std::min(8, plan.kernel.num_warps));
-  EXPECT_EQ(plan.partition.max_heads_by_work, 4);
+  EXPECT_EQ(plan.partition.max_heads_by_work, 2);
   EXPECT_GE(plan.counter_bytes, 132 * plan.kernel.num_warps * 8);
   EXPECT_EQ(plan.counter_bytes % 256, 0);
   EXPECT_EQ(plan.workspace_bytes - plan.counter_bytes,

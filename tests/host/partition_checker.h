@@ -66,7 +66,7 @@ class PartitionChecker {
   }
 
   void CheckWorker(int32_t worker) {
-    PieceCursor cursor = plan_.CursorOf(worker);
+    SegmentCursor cursor = plan_.CursorOf(worker);
     const Share share = plan_.ShareOf(worker);
     int64_t unit = share.begin;
     int32_t num_partials = 0;

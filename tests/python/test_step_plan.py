@@ -124,3 +124,18 @@ def test_a_captured_step_replays_for_other_tables() -> None:
         torch.cuda.synchronize()
         assert torch.equal(out, case.run())
         assert torch.equal(other_out, pgqa.decode(q, v_cache, k_cache, *table, None))
+
+
+@pytest.mark.parametrize("kv_lens", [[1, 1, 1], [0, 0, 0], [2900, 2, 2900]], ids=["shorter", "empty", "longer"])
+def test_a_forgotten_plan_neither_hangs_nor_lingers(device: str, kv_lens: list[int]) -> None:
+    """What it computes is undefined; the next planned step is right."""
+    case = with_room(3, 12000, device, **SMALL)
+    plan = make_plan(case)
+    rewrite(case, [2900, 16, 300], 1)
+    plan.plan()
+    plan.run()
+    rewrite(case, kv_lens, 2)
+    for _ in range(3):
+        plan.run()
+    plan.plan()
+    assert torch.equal(plan.run(), case.run())
