@@ -159,7 +159,9 @@ def append_kv(
 
     k, v: [batch, kv_heads, head_dim], of the caches' dtype, with any strides of batch and heads. The caches
     may have any strides but in the last dimension. The table counts the new token: it goes to position
-    kv_len - 1. Requests without pages, and those whose last page is outside the caches, write nothing.
+    kv_len - 1. Requests without pages, and those whose last page is outside the caches, write nothing. An entry of
+    last_page_len outside 1 to page_size is malformed: it is taken as the nearest position that the row has, or as none,
+    and overwrites that slot; `validate_page_table` finds it.
 
     pos_encoding_mode 1, for engines that cache turned keys: k is turned by RoPE (pairs i, i + head_dim / 2) as it
     is written, and so is q [batch, query_heads, head_dim], where given, into `q_out`, which may be q itself;

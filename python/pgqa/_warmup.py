@@ -95,6 +95,8 @@ def _device(device: torch.device | int | str | None) -> torch.device:
         where = torch.device(device)
     except RuntimeError:
         raise ValueError(f"device: got {device}, expected cuda or cpu") from None
+    if where.type == "cuda" and with_cuda and (where.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device: got {where}, expected one of {torch.cuda.device_count()} visible CUDA devices")
     if where.type == "cpu" or where.type == "cuda" and with_cuda:
         return where
     raise ValueError(f"device: got {where}, expected {'cuda or cpu' if with_cuda else 'cpu: built without CUDA'}")

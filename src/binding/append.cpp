@@ -4,6 +4,7 @@
 
 #include <torch/types.h>
 
+#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <string>
@@ -64,6 +65,20 @@ void CheckWritten(const char* name, const at::Tensor& written,
   CheckOwnMemory(name, written, inputs, faults);
 }
 
+// Whether two caches of one shape and layout name the same elements: they lie whole pages or tokens apart. Caches that
+// are interleaved in one tensor do not.
+bool ShareElements(const at::Tensor& a, const at::Tensor& b) {
+  if (a.layout() != at::kStrided || b.layout() != at::kStrided || a.numel() == 0 ||
+      a.sizes() != b.sizes() || a.strides() != b.strides() || a.device() != b.device()) {
+    return false;
+  }
+  const int64_t apart =
+      std::abs(static_cast<const char*>(a.data_ptr()) - static_cast<const char*>(b.data_ptr()));
+  const int64_t page_bytes = a.stride(0) * a.element_size();
+  if (apart == 0) return true;
+  return page_bytes > 0 && apart % page_bytes == 0 && apart / page_bytes < a.size(0);
+}
+
 void CheckCaches(const AppendCall& call, Faults* faults) {
   const struct {
     const char* name;
@@ -79,8 +94,10 @@ void CheckCaches(const AppendCall& call, Faults* faults) {
                  {&call.k, &call.v, &call.table.indptr, &call.table.indices, &call.table.lengths},
                  faults);
   }
-  if (call.v_cache.dim() == 4)
-    CheckSameShape("v_cache", call.v_cache, "k_cache", call.k_cache, faults);
+  if (call.v_cache.dim() != 4) return;
+  CheckSameShape("v_cache", call.v_cache, "k_cache", call.k_cache, faults);
+  if (ShareElements(call.k_cache, call.v_cache))
+    faults->push_back(FaultText("v_cache", "memory that overlaps k_cache", "memory of its own"));
 }
 
 void CheckQueries(const AppendCall& call, Faults* faults) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "binding/args.h"
@@ -119,11 +120,24 @@ int32_t ReadInt32(const char* name, int64_t value, Faults* faults) {
   return 0;
 }
 
+// A finite number that float32 would make infinite or 0 is refused.
+float ReadFloat(const char* name, double value, Faults* faults) {
+  const auto narrow = static_cast<float>(value);
+  const bool fits =
+      !std::isfinite(value) || (std::isfinite(narrow) && (narrow != 0.0F) == (value != 0.0));
+  if (fits) return narrow;
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", value);
+  faults->push_back(FaultText(name, text, "a number of float32's range"));
+  return 0.0F;
+}
+
 void ReadOptions(const DecodeCall& call, AttentionOptions* options, Faults* faults) {
   const double head_dim = call.q.dim() == 3 ? static_cast<double>(call.q.size(2)) : 1.0;
-  options->sm_scale = static_cast<float>(call.sm_scale.value_or(1.0 / std::sqrt(head_dim)));
+  options->sm_scale =
+      ReadFloat("sm_scale", call.sm_scale.value_or(1.0 / std::sqrt(head_dim)), faults);
   options->window_left = ReadInt32("window_left", call.window_left, faults);
-  options->logits_soft_cap = static_cast<float>(call.logits_soft_cap);
+  options->logits_soft_cap = ReadFloat("logits_soft_cap", call.logits_soft_cap, faults);
   options->rope_scale = call.rope_scale;
   options->rope_theta = call.rope_theta;
   const std::vector<std::string> more = OptionFaults(*options);

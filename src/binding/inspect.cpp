@@ -93,6 +93,11 @@ LaunchPlan PlanFor(const AttentionShape& shape, const py::object& device, int32_
                                                          : name;
   if (!digits.empty() && digits.size() < 5 &&
       digits.find_first_not_of("0123456789") == std::string::npos) {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) (void)cudaGetLastError();
+    if (std::stoi(digits) >= devices) {
+      ThrowFault("device", name, "one of " + std::to_string(devices) + " visible CUDA devices");
+    }
     return ValueOrThrow(GpuPlan(shape, std::stoi(digits)));
   }
 #endif

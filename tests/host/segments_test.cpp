@@ -77,7 +77,9 @@ SegmentMap Walk(const PartitionConfig& config, int32_t segment_tokens, const Pag
       EXPECT_EQ(piece.IsWhole(), of_request.num_pieces == 1);
       EXPECT_TRUE(slots.insert(slot).second) << "slot " << slot << " used twice";
       EXPECT_GE(slot, 0);
-      if (!piece.IsWhole()) EXPECT_LT(slot, num_slots);
+      if (!piece.IsWhole()) {
+        EXPECT_LT(slot, num_slots);
+      }
     }
     EXPECT_EQ(unit, share.end);
   }

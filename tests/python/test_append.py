@@ -210,3 +210,22 @@ def test_float32_is_refused_on_the_gpu() -> None:
     tensors = [rows.k, rows.v, case.k_cache, case.v_cache]
     with pytest.raises(ValueError, match="^dtype: got float32, expected float16 or bfloat16 on a GPU"):
         pgqa.append_kv(*[tensor.float() for tensor in tensors], *case.tensors()[3:])
+
+
+@pytest.mark.parametrize("apart", [0, 1, 3])
+def test_caches_that_share_slots_are_refused(apart: int) -> None:
+    pool = torch.zeros(8, 16, 2, 64)
+    k_cache, v_cache = pool[: 8 - apart], pool[apart:]
+    k = torch.ones(1, 2, 64)
+    table = [torch.tensor(row, dtype=torch.int32) for row in ([0, 1], [2], [4])]
+    with pytest.raises(ValueError, match="^v_cache: got memory that overlaps k_cache, expected memory of its own"):
+        pgqa.append_kv(k, k, k_cache, v_cache, *table)
+    assert (pool == 0).all()
+
+
+def test_caches_interleaved_in_one_tensor_are_taken() -> None:
+    pool = torch.zeros(8, 2, 16, 2, 64)
+    k, v = torch.ones(1, 2, 64), torch.full((1, 2, 64), 2.0)
+    table = [torch.tensor(row, dtype=torch.int32) for row in ([0, 1], [2], [4])]
+    pgqa.append_kv(k, v, pool[:, 0], pool[:, 1], *table)
+    assert (pool[2, 0, 3] == 1).all() and (pool[2, 1, 3] == 2).all() and pool.sum() == 3 * 128

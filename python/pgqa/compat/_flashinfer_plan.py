@@ -89,6 +89,8 @@ def options_of(
 ) -> Options:
     """FlashInfer's defaults filled in; a soft cap that is not positive is none."""
     one_of("pos_encoding_mode", pos_encoding_mode, tuple(POS_ENCODING_MODES))
+    if not isinstance(head_dim, int) or head_dim < 1:
+        raise ValueError(f"head_dim: got {head_dim}, expected an int of at least 1")
     return Options(
         pos_encoding_mode=POS_ENCODING_MODES[pos_encoding_mode],
         window_left=window_left,

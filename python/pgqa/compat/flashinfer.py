@@ -201,6 +201,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
         lse: torch.Tensor | None,
         return_lse: bool,
     ) -> Result:
+        if not isinstance(q, torch.Tensor):
+            raise TypeError(f"q: got {type(q).__name__}, expected a tensor")
         if q.shape != plan.q_shape:
             refuse("q", f"shape {list(q.shape)}", f"{list(plan.q_shape)}, as planned")
         if q.dtype != plan.dtype:
@@ -229,6 +231,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
                 refuse("paged_kv_cache", shape, "[pages, 2, ...] of rank 5, or a tuple (k_cache, v_cache)")
             k_cache, v_cache = paged_kv_cache.unbind(1)
         else:
+            if not isinstance(paged_kv_cache, Sequence) or [type(c) for c in paged_kv_cache] != [torch.Tensor] * 2:
+                got = f"{type(paged_kv_cache).__name__} of {[type(cache).__name__ for cache in paged_kv_cache]}"
+                raise TypeError(f"paged_kv_cache: got {got}, expected a tensor or a tuple (k_cache, v_cache)")
             k_cache, v_cache = paged_kv_cache
             for cache in (k_cache, v_cache):
                 if cache.dim() != 4:

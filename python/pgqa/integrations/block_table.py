@@ -46,6 +46,10 @@ def flash_attn_with_kvcache(
         raise ValueError(f"k and v: got only {'v' if k is None else 'k'}, expected both or neither")
     if s_aux is not None:
         raise ValueError("s_aux: got a tensor, expected None: attention sinks are not supported")
+    if not isinstance(cache_seqlens, torch.Tensor):
+        raise TypeError(f"cache_seqlens: got {type(cache_seqlens).__name__}, expected a tensor")
+    if len(window_size) != 2:
+        raise ValueError(f"window_size: got {window_size}, expected (left, right)")
     if window_size[1] > 0:
         raise ValueError(f"window_size: got {window_size}, expected a right side of 0 or -1")
     if cache_seqlens.dtype != torch.int32 or cache_seqlens.shape != q.shape[:1]:
