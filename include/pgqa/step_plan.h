@@ -25,7 +25,8 @@ struct StepPlanArgs {
   PageTableView table;  // device memory; batch may differ from the plan's
   int32_t window_left = -1;
   void* step_plan = nullptr;  // 16-byte aligned, StepPlanBytes(), written
-  WorkspaceView workspace;  // of the step's calls, none of which may run: made as new; may be null
+  WorkspaceView workspace =
+      {};  // of the step's calls, none of which may run: made as new; may be null
   Dependence dependence = Dependence::kStream;  // kStream or kAny
 };
 
