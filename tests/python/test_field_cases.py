@@ -16,15 +16,11 @@ BENCH = "a time, not a result: measured by bench/"
 LATER = "belongs to a feature that pgqa does not have yet: "
 
 NOT_HERE = {
-    "T33": LATER + "batch invariance",
     "T48": BENCH,
     "4": BENCH,
     "9": BENCH,
     "14": "every device address of a 64-bit process lies beyond 32 bits: all tests cover it",
     "33": LATER + "attention sinks; unknown arguments are refused",
-    "34": LATER + "batch invariance",
-    "35": LATER + "batch invariance",
-    "36": LATER + "batch invariance",
 }
 
 # Their results are tested, their times are not.
@@ -41,6 +37,7 @@ ELSEWHERE = {
     "T17": ("test_decode", "test_page_sizes_around_page_ends"),
     "T29": ("test_windows", "test_tokens_left_of_the_window_weigh_exactly_zero"),
     "T30": ("test_windows", "test_exactly_w_plus_one_tokens_have_weight"),
+    "T33": ("test_batch_invariant", "test_alone_and_in_any_batch"),
     "T35": ("test_ops", "test_compiled_whole"),
     "T37": ("test_bad_inputs", "another dtype"),
     "T39": ("test_rope", "test_thetas_and_scales"),
@@ -59,6 +56,9 @@ ELSEWHERE = {
     "20": ("test_windows", "test_ragged_windows"),
     "23": ("test_windows", "test_nan_in_the_tile_of_a_live_token"),
     "29": ("test_capture", "test_captured_with_every_length_zero"),
+    "34": ("test_batch_invariant", "test_alone_and_in_any_batch"),
+    "35": ("test_batch_invariant", "test_alone_and_in_any_batch"),
+    "36": ("test_batch_invariant_gpu", "test_graphs_of_any_capacity"),
     "38": ("test_capture", "test_caller_workspace_filled_between_replays"),
     "46": ("test_repeatability", "test_what_ran_before_does_not_matter"),
     "48": ("test_decode", "BATCHES"),
