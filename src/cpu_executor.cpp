@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "cpu_kernels.h"
 #include "cpu_run.h"
+#include "fault.h"
 #include "pgqa/validate.h"
 
 namespace pgqa {
@@ -14,13 +15,12 @@ namespace {
 
 absl::Status CheckEqual(const char* argument, int64_t got, const char* of_plan, int64_t expected) {
   if (got == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(argument, ": got ", got, ", expected ", expected,
-                                                 ", ", of_plan, " of the plan"));
+  return FaultStatus(argument, got, absl::StrCat(expected, ", ", of_plan, " of the plan"));
 }
 
 absl::Status CheckNotNull(const char* argument, const void* pointer) {
   if (pointer != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(argument, ": got null, expected a host address"));
+  return FaultStatus(argument, "null", "a host address");
 }
 
 absl::Status CheckPlan(const LaunchPlan& plan) {
@@ -29,9 +29,10 @@ absl::Status CheckPlan(const LaunchPlan& plan) {
   if (absl::Status s = ValidateSegmentTokens(plan.partition, plan.segment_tokens); !s.ok())
     return s;
   if (plan.row_blocks != 1 || plan.partition.num_heads != plan.shape.num_kv_heads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("plan: got ", plan.row_blocks, " row blocks and ", plan.partition.num_heads,
-                     " heads, expected 1 and num_kv_heads (", plan.shape.num_kv_heads,
+    return FaultStatus(
+        "plan",
+        absl::StrCat(plan.row_blocks, " row blocks and ", plan.partition.num_heads, " heads"),
+        absl::StrCat("1 and num_kv_heads (", plan.shape.num_kv_heads,
                      "), a plan of MakeCpuLaunchPlan"));
   }
   return absl::OkStatus();

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "fault.h"
 #include "pgqa/segments.h"
 #include "pgqa/validate.h"
 #include "tile_config.h"
@@ -32,7 +33,6 @@ constexpr int32_t kCpuMaxHeads = 8;
 // half as many tokens would halve that, and double the rest; 131,072 tokens would be merged from 256 partials, not 128.
 constexpr int32_t kSegmentTokens = 1024;
 static_assert(kMostSegments * kSegmentTokens < kUncutTokens);
-constexpr int64_t kCounterAlignment = 256;  // of the partials behind the counters
 
 // The most warps, halving from the row's maximum, whose rings fit `limit` bytes; 0 if one does not.
 int32_t WarpsThatFit(const TileConfig& tile, int32_t limit) {
@@ -48,8 +48,7 @@ int32_t MaxHeadsPerWorker(int32_t num_heads, int32_t warps) {
 }
 
 int64_t CounterBytes(const LaunchPlan& plan, int64_t num_counters_a_warp) {
-  const int64_t counters = num_counters_a_warp * plan.kernel.num_warps;
-  return (counters * 8 + kCounterAlignment - 1) / kCounterAlignment * kCounterAlignment;
+  return AlignedBytes(num_counters_a_warp * plan.kernel.num_warps * 8);
 }
 
 // Sizes of the workspace, once partition and partial_rows are known.
@@ -82,10 +81,10 @@ absl::StatusOr<LaunchPlan> MakeGpuLaunchPlan(const AttentionShape& shape,
   const TileConfig tile = TileConfigFor(shape.head_dim, rope, row_mode == RowMode::kWide);
   const int32_t warps = WarpsThatFit(tile, device.shared_memory_per_block_optin);
   if (warps == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shared_memory_per_block_optin: got ", device.shared_memory_per_block_optin,
-                     " bytes, expected at least ", tile.SharedBytes(1), " for head_dim ",
-                     shape.head_dim, rope ? " with RoPE" : ""));
+    return FaultStatus("shared_memory_per_block_optin",
+                       absl::StrCat(device.shared_memory_per_block_optin, " bytes"),
+                       absl::StrCat("at least ", tile.SharedBytes(1), " for head_dim ",
+                                    shape.head_dim, rope ? " with RoPE" : ""));
   }
 
   LaunchPlan plan;
@@ -146,10 +145,10 @@ absl::StatusOr<WorkspaceLayout> WorkspaceFor(const LaunchPlan& plan, int32_t bat
   const int32_t groups = plan.partition.num_heads / plan.partition.max_heads_per_worker;
   const int64_t most = std::min(kMostSegments, int64_t{INT32_MAX} / groups);
   if (segments > most) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("page_indices: got ", num_indices, " entries of ", plan.shape.page_size,
-                     " tokens for ", batch, " requests, ", segments, " segments, expected at most ",
-                     most, " with batch_invariant"));
+    return FaultStatus("page_indices",
+                       absl::StrCat(num_indices, " entries of ", plan.shape.page_size,
+                                    " tokens for ", batch, " requests, ", segments, " segments"),
+                       absl::StrCat("at most ", most, " with batch_invariant"));
   }
   WorkspaceLayout layout;
   layout.num_slots = segments * groups;

@@ -17,6 +17,10 @@ struct BlockTableForm {
   int32_t padding = 2147480000;  // past the pages of a row, and in gaps
 };
 
+// Rows with gaps or without, spare columns, padding that a careless reader would follow.
+inline constexpr BlockTableForm kForms[] = {
+    {}, {.new_tokens = 1}, {.padding = -1}, {.new_tokens = 1, .spare_columns = 0, .gap = 0}};
+
 // Every array of exact size. Empty requests have seq_lens -1.
 struct BlockTableArrays {
   std::vector<int32_t> entries;   // [batch, columns], rows row_stride apart

@@ -41,7 +41,8 @@ struct PageTableView {
   int64_t num_pages = 0;                   // pages of the caches; ids live in [0, num_pages)
   int32_t batch = 0;
   int32_t page_size = 0;
-  int32_t is_block_table = 0;  // 0 or 1, which lengths count with
+  int32_t is_block_table =
+      0;  // 0 or 1, subtracted from where a row begins: one formula serves both
   int32_t columns = 1;
   int64_t row_stride = 0;  // of a block table: entries from row to row
   int32_t new_tokens = 0;  // of a block table: 0 or 1, added to every entry of seq_lens

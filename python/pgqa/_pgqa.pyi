@@ -294,6 +294,7 @@ def schedule_block_table(
     pos_encoding_mode: int = 0,
     num_sms: int = 132,
     device: int | str | None = None,
+    batch_invariant: bool = False,
 ) -> Schedule:
     """`schedule` of a block table, of which only the shape is read."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pgqa import _pgqa
+from pgqa._checks import check_at_least
 
 FORMAT = 1
 TABLE = ("page_indptr", "page_indices", "last_page_len")
@@ -179,10 +180,7 @@ def record(
     ValueError or TypeError for a bad argument, OSError where `path` can be no folder, RuntimeError where one is open already.
     """
     global decode, append_kv
-    if isinstance(max_calls, bool) or not isinstance(max_calls, int):
-        raise TypeError(f"max_calls: got {type(max_calls).__name__}, expected an int")
-    if max_calls < 1:
-        raise ValueError(f"max_calls: got {max_calls}, expected at least 1")
+    check_at_least("max_calls", max_calls, 1)
     import pgqa
 
     recorder = Recorder(path, every_call, values, max_calls)

@@ -179,7 +179,7 @@ def print_call(path: str, entry: dict[str, Any], arguments: dict[str, Any]) -> N
 
 
 def replay(path: str, device: str | None = None, seed: int = 0) -> int:
-    """Runs the call of a file of `pgqa.record` again and prints what happens: 0 works, 1 fails, 2 no such file."""
+    """Runs the call of a file of `pgqa.record` again and prints what happens: 0 works, 1 fails, 2 cannot be replayed."""
     try:
         entry = load(path)
         rebuilt = Rebuilt(entry, device, seed)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from pgqa import _pgqa
+from pgqa._checks import check_int
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,7 @@ def _read(index: int, given: WarmupShape | Mapping[str, Any]) -> WarmupShape:
     if dtype not in DTYPES:
         _refuse(index, f"dtype: got {dtype}, expected {', '.join(DTYPES)}")
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"shapes[{index}].{name}: got {type(value).__name__}, expected an int")
+        check_int(f"shapes[{index}].{name}", value)
         if name in ("batch", "max_pages") and not 0 <= value < 2**31:
             _refuse(index, f"{name}: got {value}, expected 0 to 2147483647")
         if not -(2**31) <= value < 2**31:

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypedDict, TypeVar
 import torch
 
 from pgqa import _pgqa
+from pgqa._checks import check_at_least
 from pgqa.graph import DecodeGraph, LayerTensors
 
 
@@ -73,13 +74,6 @@ class LeastRecentlyUsed(Generic[Value]):
         return too_large or self.usage["count"] > self.max_count
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: got {type(value).__name__}, expected an int")
-    if value < least:
-        raise ValueError(f"{name}: got {value}, expected at least {least}")
-
-
 def _first(tensors: Any) -> torch.Tensor | None:
     first = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
     return first if isinstance(first, torch.Tensor) and first.dim() > 0 else None
@@ -119,9 +113,9 @@ class DecodeGraphCache:
         for name in graph_arguments:
             if name not in inspect.signature(DecodeGraph.__init__).parameters or name == "self":
                 raise TypeError(f"DecodeGraphCache: got an argument {name}, expected those of DecodeGraph")
-        _at_least("max_count", max_count, 1)
+        check_at_least("max_count", max_count, 1)
         if max_bytes is not None:
-            _at_least("max_bytes", max_bytes, 0)
+            check_at_least("max_bytes", max_bytes, 0)
         q, indices, table = (_first(graph_arguments.get(name)) for name in ("q", "page_indices", "block_table"))
         if max_batch is None and q is not None:
             max_batch = q.shape[0]
@@ -131,7 +125,7 @@ class DecodeGraphCache:
             max_columns = table.shape[-1]
         self._is_csr = max_columns is None
         if not self._is_csr:
-            _at_least("max_columns", max_columns, 0)
+            check_at_least("max_columns", max_columns, 0)
             if max_pages is not None:
                 raise ValueError("max_pages: got a number with a block table, expected none")
         self._limit: tuple[Any, Any] = max_batch, max_pages if self._is_csr else max_columns

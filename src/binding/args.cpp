@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fault.h"
+
 namespace pgqa::binding {
 namespace {
 
@@ -18,7 +20,7 @@ namespace {
 }  // namespace
 
 std::string FaultText(const char* argument, const std::string& got, const std::string& expected) {
-  return std::string(argument) + ": got " + got + ", expected " + expected;
+  return Fault(argument, got, expected);
 }
 
 void ThrowIfError(const absl::Status& status) {
@@ -73,6 +75,13 @@ int64_t ToInt(const char* argument, pybind11::handle object) {
         FaultText(argument, pybind11::str(index).cast<std::string>(), "a 64-bit integer"));
   }
   return value;
+}
+
+int64_t ToIntInside(const char* argument, pybind11::handle object, int64_t least, int64_t most) {
+  const int64_t value = ToInt(argument, object);
+  if (value >= least && value <= most) return value;
+  ThrowFault(argument, std::to_string(value),
+             std::to_string(least) + " to " + std::to_string(most));
 }
 
 bool ToBool(const char* argument, pybind11::handle object) {

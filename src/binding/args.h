@@ -49,6 +49,7 @@ std::string WithoutCudaText(const char* argument);
 // Numbers; bool is not one. Raises TypeError for other types, ValueError where the value does not fit.
 double ToDouble(const char* argument, pybind11::handle object);
 int64_t ToInt(const char* argument, pybind11::handle object);
+int64_t ToIntInside(const char* argument, pybind11::handle object, int64_t least, int64_t most);
 bool ToBool(const char* argument, pybind11::handle object);
 
 std::string ShapeText(const at::Tensor& tensor);

@@ -94,10 +94,7 @@ void CheckLse(const DecodeCall& call, Faults* faults) {
 void CheckWorkspace(const DecodeCall& call, Faults* faults) {
   if (!call.workspace.has_value()) return;
   const at::Tensor& workspace = *call.workspace;
-  if (workspace.device() != call.q.device()) {
-    faults->push_back(FaultText("workspace", DeviceText(workspace),
-                                "one on " + call.q.device().str() + " like q"));
-  }
+  CheckDevice("workspace", workspace, call.q, "q", faults);
   if (workspace.layout() != at::kStrided || !workspace.is_contiguous()) {
     faults->push_back(FaultText("workspace", "a strided or sparse tensor", "a contiguous one"));
     return;

@@ -115,12 +115,8 @@ int64_t WorkspaceBytes(int32_t num_query_heads, int32_t num_kv_heads, int32_t he
   shape.batch_invariant = batch_invariant;
   const auto count = [batch_invariant](const char* name, const py::object& object, int64_t most) {
     if (!batch_invariant && object.is_none()) return int64_t{0};
-    if (object.is_none())
-      ThrowValueError(FaultText(name, "None", "the table's with batch_invariant"));
-    const int64_t value = ToInt(name, object);
-    if (value < 0 || value > most)
-      ThrowValueError(FaultText(name, std::to_string(value), "0 to " + std::to_string(most)));
-    return value;
+    if (object.is_none()) ThrowFault(name, "None", "the table's with batch_invariant");
+    return ToIntInside(name, object, 0, most);
   };
   const LaunchPlan plan = PlanFor(shape, device, kDefaultSms);
   const auto requests = static_cast<int32_t>(count("batch", batch, INT32_MAX));

@@ -54,12 +54,11 @@ py::object Decode(Object q, Object k_cache, Object v_cache, Object page_indptr, 
 py::object DecodeBlockTable(Object q, Object k_cache, Object v_cache, Object block_table,
                             Object seq_lens, Object sm_scale, Object new_tokens, Object window_left,
                             Object logits_soft_cap, Object pos_encoding_mode, Object rope_scale,
-                            Object rope_theta, Object out, Object return_lse, Object workspace,
-                            Object batch_invariant) {
+                            Object rope_theta, Object out, Object return_lse, Object workspace) {
   return Run(
       ReadCall(q, k_cache, v_cache, ReadBlockTable(block_table, seq_lens, new_tokens), sm_scale,
                window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
-      out, return_lse, workspace, batch_invariant);
+      out, return_lse, workspace, py::bool_(false));
 }
 
 std::vector<std::string> CheckDecode(Object q, Object k_cache, Object v_cache, Object page_indptr,
@@ -82,10 +81,8 @@ std::vector<std::string> CheckDecode(Object q, Object k_cache, Object v_cache, O
 py::tuple CapacityFor(const py::object& max_batch, const py::object& max_pages,
                       const py::object& live_batch, const py::object& num_pages) {
   const auto read = [](const char* name, const py::object& object, int32_t least) {
-    constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
-    const int64_t value = ToInt(name, object);
-    if (value >= least && value <= kMost) return static_cast<int32_t>(value);
-    ThrowFault(name, std::to_string(value), std::to_string(least) + " to " + std::to_string(kMost));
+    return static_cast<int32_t>(
+        ToIntInside(name, object, least, std::numeric_limits<int32_t>::max()));
   };
   const GraphCapacity limit{read("max_batch", max_batch, 1), read("max_pages", max_pages, 0)};
   const GraphCapacity capacity = ValueOrThrow(
@@ -117,15 +114,14 @@ PYBIND11_MODULE(_pgqa, m) {
   const auto out = py::arg("out") = py::none();
   const auto return_lse = py::arg("return_lse") = false;
   const auto workspace = py::arg("workspace") = py::none();
-  const auto batch_invariant = py::arg("batch_invariant") = false;
   m.def("decode", &Decode, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"),
         py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
         py::arg("sm_scale"), window_left, soft_cap, pos_encoding, rope_scale, rope_theta, out,
-        return_lse, workspace, batch_invariant);
+        return_lse, workspace, py::arg("batch_invariant") = false);
   m.def("decode_block_table", &DecodeBlockTable, py::arg("q"), py::arg("k_cache"),
         py::arg("v_cache"), py::arg("block_table"), py::arg("seq_lens"), py::arg("sm_scale"),
         py::arg("new_tokens") = 0, window_left, soft_cap, pos_encoding, rope_scale, rope_theta, out,
-        return_lse, workspace, batch_invariant);
+        return_lse, workspace);
   m.def("check_decode", &CheckDecode, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"),
         py::arg("page_indptr"), py::arg("page_indices"), py::arg("last_page_len"),
         py::arg("sm_scale") = py::none(), window_left, soft_cap, pos_encoding, rope_scale,

@@ -9,8 +9,10 @@
 #include <mutex>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "binding/backend.h"
 #include "binding/tensor_checks.h"
+#include "fault.h"
 #include "pgqa/decode.h"
 #include "pgqa/workspace.h"
 
@@ -87,9 +89,8 @@ absl::Status RunOnGpu(const DecodeCall& call, const AttentionShape& shape,
   if (call.workspace.has_value()) {
     const auto bytes = static_cast<int64_t>(call.workspace->nbytes());
     if (bytes < layout->bytes) {
-      return absl::InvalidArgumentError("workspace: got " + std::to_string(bytes) +
-                                        " bytes, expected at least " +
-                                        std::to_string(layout->bytes));
+      return FaultStatus("workspace", absl::StrCat(bytes, " bytes"),
+                         absl::StrCat("at least ", layout->bytes));
     }
   }
   if (!out->defined())

@@ -12,25 +12,10 @@ namespace {
 
 void CheckBlockTable(const at::Tensor& block_table, Faults* faults) {
   constexpr char kName[] = "block_table";
-  if (block_table.scalar_type() != at::kInt)
-    faults->push_back(FaultText(kName, DTypeText(block_table), "dtype Int (int32)"));
-  CheckResolved(kName, block_table, faults);
-  if (block_table.layout() != at::kStrided) {
-    faults->push_back(FaultText(kName, "a sparse tensor", "a dense one"));
-  } else if (block_table.dim() != 2) {
-    faults->push_back(FaultText(kName, ShapeText(block_table), "rank 2"));
-  } else {
-    CheckContiguousRows(kName, block_table, faults);
-    if (block_table.size(1) > std::numeric_limits<int32_t>::max())
-      faults->push_back(FaultText(kName, ShapeText(block_table), "columns below 2^31"));
-  }
-}
-
-void CheckDevice(const char* name, const at::Tensor& tensor, const at::Tensor& like,
-                 const char* like_name, Faults* faults) {
-  if (tensor.device() == like.device()) return;
-  faults->push_back(
-      FaultText(name, DeviceText(tensor), "one on " + like.device().str() + " like " + like_name));
+  if (!CheckIntTensor(kName, block_table, 2, faults)) return;
+  CheckContiguousRows(kName, block_table, faults);
+  if (block_table.size(1) > std::numeric_limits<int32_t>::max())
+    faults->push_back(FaultText(kName, ShapeText(block_table), "columns below 2^31"));
 }
 
 void CheckCsr(const TableTensors& table, const at::Tensor& like, const char* like_name,

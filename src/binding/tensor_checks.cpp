@@ -46,15 +46,19 @@ bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const 
     return false;
   }
   CheckResolved(name, tensor, faults);
-  if (tensor.device() != like.device()) {
-    faults->push_back(FaultText(name, DeviceText(tensor),
-                                "one on " + like.device().str() + " like " + like_name));
-  }
+  CheckDevice(name, tensor, like, like_name, faults);
   if (tensor.requires_grad() && at::GradMode::is_enabled()) {
     faults->push_back(FaultText(name, "a tensor that requires grad",
                                 "none while grad mode is on: there is no backward"));
   }
   return true;
+}
+
+void CheckDevice(const char* name, const at::Tensor& tensor, const at::Tensor& like,
+                 const char* like_name, Faults* faults) {
+  if (tensor.device() == like.device()) return;
+  faults->push_back(
+      FaultText(name, DeviceText(tensor), "one on " + like.device().str() + " like " + like_name));
 }
 
 void CheckContiguousRows(const char* name, const at::Tensor& tensor, Faults* faults) {
@@ -109,16 +113,21 @@ int64_t StrideOf(const at::Tensor& tensor, int64_t dim) {
   return tensor.size(dim) <= 1 ? 0 : tensor.stride(dim);
 }
 
-void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults) {
-  if (tensor.scalar_type() != at::kInt) {
+bool CheckIntTensor(const char* name, const at::Tensor& tensor, int64_t rank, Faults* faults) {
+  if (tensor.scalar_type() != at::kInt)
     faults->push_back(FaultText(name, DTypeText(tensor), "dtype Int (int32)"));
-  }
   CheckResolved(name, tensor, faults);
   if (tensor.layout() != at::kStrided) {
     faults->push_back(FaultText(name, "a sparse tensor", "a dense one"));
-  } else if (tensor.dim() != 1) {
-    faults->push_back(FaultText(name, ShapeText(tensor), "rank 1"));
-  } else if (!tensor.is_contiguous()) {
+    return false;
+  }
+  if (tensor.dim() == rank) return true;
+  faults->push_back(FaultText(name, ShapeText(tensor), "rank " + std::to_string(rank)));
+  return false;
+}
+
+void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults) {
+  if (CheckIntTensor(name, tensor, 1, faults) && !tensor.is_contiguous()) {
     faults->push_back(
         FaultText(name, "stride " + std::to_string(tensor.stride(0)), "a contiguous tensor"));
   }

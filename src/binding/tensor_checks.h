@@ -40,6 +40,10 @@ void CheckResolved(const char* name, const at::Tensor& tensor, Faults* faults);
 bool CheckDense(const char* name, const at::Tensor& tensor, int64_t rank, const at::Tensor& like,
                 Faults* faults, const char* like_name = "q");
 
+// That a tensor lies where `like` does.
+void CheckDevice(const char* name, const at::Tensor& tensor, const at::Tensor& like,
+                 const char* like_name, Faults* faults);
+
 // That rows are contiguous.
 void CheckContiguousRows(const char* name, const at::Tensor& tensor, Faults* faults);
 
@@ -49,6 +53,9 @@ void CheckRows(const char* name, const at::Tensor& tensor, Faults* faults);
 // That a one-dimensional tensor has `expected` elements, which are `meaning`.
 void CheckSize(const char* name, const at::Tensor& tensor, int64_t expected, const char* meaning,
                Faults* faults);
+
+// A dense int32 tensor of `rank` dimensions. False when its shape and strides do not count.
+bool CheckIntTensor(const char* name, const at::Tensor& tensor, int64_t rank, Faults* faults);
 
 // One array of a page table: int32, one-dimensional, contiguous.
 void CheckIndexTensor(const char* name, const at::Tensor& tensor, Faults* faults);

@@ -19,9 +19,6 @@ namespace {
 constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
 constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
 
-const BlockTableForm kForms[] = {
-    {}, {.new_tokens = 1}, {.padding = -1}, {.new_tokens = 1, .spare_columns = 0, .gap = 0}};
-
 // A block table on the device, in arrays of exact size.
 struct OnDevice {
   explicit OnDevice(const BlockTableArrays& host)

@@ -24,10 +24,6 @@ namespace {
 constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
 constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
 
-// Rows with gaps or without, spare columns, padding that a careless reader would follow.
-const BlockTableForm kForms[] = {
-    {}, {.new_tokens = 1}, {.padding = -1}, {.new_tokens = 1, .spare_columns = 0, .gap = 0}};
-
 TEST(BlockTableTest, LengthsAreClampedToTheColumns) {
   const struct {
     int32_t seq_len, new_tokens;

@@ -144,3 +144,15 @@ def test_other_misuse_is_refused() -> None:
         wrapper.run(case.q, cache, custom_mask=None)
     with pytest.raises(ValueError, match="^pos_encoding_mode: got 'ALIBI', expected 'NONE' or 'ROPE_LLAMA'"):
         wrapper.forward(case.q, cache, pos_encoding_mode="ALIBI")
+
+
+def test_caches_of_other_types_are_refused() -> None:
+    case = make_case("cpu", SPECS["plain"])
+    wrapper, cache = wrapper_of(case), (case.k_cache, case.v_cache)
+    plan(wrapper, case)
+    expected = "expected a tensor or a tuple \\(k_cache, v_cache\\)"
+    for caches, got in ((7, "int"), ((*cache, case.v_cache), "tuple"), ((case.k_cache, None), "tuple")):
+        with pytest.raises(TypeError, match=f"^paged_kv_cache: got {got} .*{expected}"):
+            wrapper.run(case.q, caches)
+    parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in cache]  # a subclass of Tensor
+    assert torch.equal(wrapper.run(case.q, parameters), case.run())

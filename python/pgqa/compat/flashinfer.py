@@ -231,10 +231,12 @@ class BatchDecodeWithPagedKVCacheWrapper:
                 refuse("paged_kv_cache", shape, "[pages, 2, ...] of rank 5, or a tuple (k_cache, v_cache)")
             k_cache, v_cache = paged_kv_cache.unbind(1)
         else:
-            if not isinstance(paged_kv_cache, Sequence) or [type(c) for c in paged_kv_cache] != [torch.Tensor] * 2:
-                got = f"{type(paged_kv_cache).__name__} of {[type(cache).__name__ for cache in paged_kv_cache]}"
+            caches = tuple(paged_kv_cache) if isinstance(paged_kv_cache, Sequence) else ()
+            if len(caches) != 2 or not all(isinstance(cache, torch.Tensor) for cache in caches):
+                types = ", ".join(type(cache).__name__ for cache in caches)
+                got = f"{type(paged_kv_cache).__name__} ({types})"
                 raise TypeError(f"paged_kv_cache: got {got}, expected a tensor or a tuple (k_cache, v_cache)")
-            k_cache, v_cache = paged_kv_cache
+            k_cache, v_cache = caches
             for cache in (k_cache, v_cache):
                 if cache.dim() != 4:
                     refuse("paged_kv_cache", f"shape {list(cache.shape)} of a cache", "rank 4")
